@@ -73,14 +73,14 @@ demo: install ## the shortest way to see gpud work
 	@$(BIN)/gpud demo
 
 # What hostile and dying programs can do: `make faults`.
-FAULTS := $(foreach name,out_of_bounds clients host_failures fuzz soak,bench/bench_$(name).py)
+FAULTS := out_of_bounds client_kills host_failures fuzz soak
 
 # The extra `bench` is PyOpenCL, for the comparison with PoCL; without it the rest still runs.
 bench: install ## measure, print, and keep the figures under bench/results/
 	@$(BIN)/python -c 'import pyopencl' 2>/dev/null \
 		|| $(PIP) --no-build-isolation --editable '.[bench]' \
 		|| echo "PyOpenCL cannot be installed here: there will be no comparison with PoCL" >&2
-	@for b in $(filter-out $(FAULTS),$(wildcard bench/bench_*.py)); do \
+	@for b in $(wildcard bench/bench_*.py); do \
 		echo "== $$b"; $(BIN)/python "$$b"; done
 	@$(BIN)/python bench/summary.py
 
@@ -89,7 +89,7 @@ faults: install ## attack it, kill it, fuzz it, and use it for an hour: two hour
 	@$(BIN)/python -c 'import atheris' 2>/dev/null \
 		|| $(PIP) --no-build-isolation --editable '.[fuzz]' \
 		|| echo "atheris cannot be installed here: there will be no coverage-guided fuzzing" >&2
-	@for b in $(FAULTS); do echo "== $$b"; $(BIN)/python "$$b"; done
+	@for b in $(FAULTS:%=tests.faults.%.run); do echo "== $$b"; $(BIN)/python -m "$$b"; done
 	@$(BIN)/python bench/summary.py
 
 stress: install ## the long runs that `make test` leaves out: half an hour

@@ -148,11 +148,11 @@ _SECTIONS = {
         Benchmark("pocl", "python bench/bench_pocl.py", rows.pocl),
     ),
     "Faults": (
-        Benchmark("out_of_bounds", "python bench/bench_out_of_bounds.py", rows.out_of_bounds),
-        Benchmark("client_kills", "python bench/bench_client_kills.py", rows.client_kills),
-        Benchmark("host_failures", "python bench/bench_host_failures.py", rows.host_failures),
-        Benchmark("fuzz", "python bench/bench_fuzz.py", rows.fuzz),
-        Benchmark("soak", "python bench/bench_soak.py", rows.soak),
+        Benchmark("out_of_bounds", "python -m tests.faults.out_of_bounds.run", rows.out_of_bounds),
+        Benchmark("client_kills", "python -m tests.faults.client_kills.run", rows.client_kills),
+        Benchmark("host_failures", "python -m tests.faults.host_failures.run", rows.host_failures),
+        Benchmark("fuzz", "python -m tests.faults.fuzz.run", rows.fuzz),
+        Benchmark("soak", "python -m tests.faults.soak.run", rows.soak),
     ),
 }
 

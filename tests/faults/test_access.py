@@ -19,7 +19,6 @@ import pytest
 import pytest_asyncio
 
 import gpud_client as gc
-from bench.load.killed_clients import Raw
 from gpud.compiler.cache import Cache, cache_key
 from gpud.compiler.process.allowlist import check_includes, check_options
 from gpud.compiler.process.landlock import confine
@@ -32,6 +31,7 @@ from gpud.wire.framing import frame
 from gpud.wire.message_table import Sender
 from gpud.wire.socket_path import check_fallback_folder
 from tests.fake_host.host import Behaviour, FakeHost
+from tests.faults.client_kills.clients import Raw
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
 ALICE, BOB = 70001, 70002

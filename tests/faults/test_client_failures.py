@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 
 import gpud_client as gc
-from bench import bench_client_kills
-from bench.load.killed_clients import DEATHS, Raw
 from gpud.server import daemon as daemon_module
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
+from tests.faults.client_kills import run as client_kills
+from tests.faults.client_kills.clients import DEATHS, Raw
 from tests.integration.daemon_world import Client, World, until
 
 # -- processes that are killed ---------------------------------------------------------------------
@@ -32,21 +32,21 @@ def gpu() -> Iterator[gc.Session]:
 
 
 @pytest.fixture(scope="module")
-def killer(gpu: gc.Session) -> Iterator[bench_client_kills.Killer]:
-    with bench_client_kills.Killer(str(gpu.path)) as one:
+def killer(gpu: gc.Session) -> Iterator[client_kills.Killer]:
+    with client_kills.Killer(str(gpu.path)) as one:
         yield one
 
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_what_a_killed_client_had_comes_back(
-    gpu: gc.Session, killer: bench_client_kills.Killer, death: str
+    gpu: gc.Session, killer: client_kills.Killer, death: str
 ) -> None:
     front = int(gpu.query("status")["pid"])
-    before = bench_client_kills.usage(front)
+    before = client_kills.usage(front)
     for seed in range(2):
         found = killer.kill(seed, 3, death)
         assert not found["others"], "a client ended before it was killed"
-        took_ms = bench_client_kills.until_back(gpu, found["killed_ns"], 1)
+        took_ms = client_kills.until_back(gpu, found["killed_ns"], 1)
         print(f"{death}: back after {took_ms:.1f} ms")
     status = gpu.query("status")
     assert status["jobs"] == {}
@@ -54,7 +54,7 @@ def test_what_a_killed_client_had_comes_back(
     assert status["devices"][0]["restarts"] == 0
     assert not gpu.query("memory")["sessions"]
     assert not gpu.query("kernels")["kernels"]
-    assert not bench_client_kills.leaks(before, bench_client_kills.settled(front, before))
+    assert not client_kills.leaks(before, client_kills.settled(front, before))
 
 
 def test_a_long_chain_of_jobs_dies_with_its_client() -> None:
@@ -73,7 +73,7 @@ def test_a_long_chain_of_jobs_dies_with_its_client() -> None:
         began_ns = time.monotonic_ns()
         client.close()
         # Each look at so many jobs costs the daemon some milliseconds.
-        took_ms = bench_client_kills.until_back(gpu, began_ns, 1, pause_s=0.2)
+        took_ms = client_kills.until_back(gpu, began_ns, 1, pause_s=0.2)
         print(f"{count} jobs ended after {took_ms:.0f} ms")
         status = gpu.query("status")
     assert status["ended"] == {"done": 0, "failed": 0, "cancelled": count}
@@ -81,8 +81,8 @@ def test_a_long_chain_of_jobs_dies_with_its_client() -> None:
 
 
 def test_survivors_of_many_deaths_are_right() -> None:
-    """A short version of bench_client_kills."""
-    found = bench_client_kills.measure("cpu:2", 40, 17)
+    """A short version of client_kills."""
+    found = client_kills.measure("cpu:2", 40, 17)
     print(found["back_ms"])
     assert not found["wrong"]
     assert not found["leaks"]
@@ -97,21 +97,21 @@ def test_a_leak_is_seen() -> None:
         "descriptors": {"front": 20, "host": 7},
         "private_mib": {"front": 20.0, "host": 30.0},
     }
-    assert not bench_client_kills.leaks(usage, usage)
+    assert not client_kills.leaks(usage, usage)
     for after in (
         {**usage, "processes": 5},
         {**usage, "descriptors": {"front": 26, "host": 7}},
         {**usage, "descriptors": {"front": 20, "host": 9}},
         {**usage, "private_mib": {"front": 20.0, "host": 300.0}},
     ):
-        assert bench_client_kills.leaks(usage, after)
+        assert client_kills.leaks(usage, after)
 
 
 # -- many of them ----------------------------------------------------------------------------------
 
 
 def test_many_connections_and_one_too_many() -> None:
-    found = bench_client_kills.connections("cpu:1", 600)
+    found = client_kills.connections("cpu:1", 600)
     assert found["connections"] == 600
     assert "600 connections" in found["one_more"]
     before, used, after = found["descriptors"]
@@ -142,7 +142,7 @@ def test_more_connections_than_descriptors() -> None:
         finally:
             for client in clients:
                 client.close()
-        bench_client_kills.until_back(gpu, time.monotonic_ns(), 1)
+        client_kills.until_back(gpu, time.monotonic_ns(), 1)
         assert gpu.zeros(10, "int32").get().sum() == 0
 
 

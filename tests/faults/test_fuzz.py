@@ -1,6 +1,6 @@
 """Spoilt messages: at the parser, at a live daemon, by chance, by Hypothesis and by coverage.
 
-A few ten thousand messages with fixed seeds; bench/bench_fuzz.py sends the millions.
+A few ten thousand messages with fixed seeds; tests/faults/fuzz/run.py sends the millions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench import bench_fuzz
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire import messages as wm
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults import fuzz_coverage, fuzz_live
-from tests.faults.fuzz_choices import Dice, Drawn, Steered
-from tests.faults.fuzz_daemon import Daemon
-from tests.faults.fuzz_messages import Fuzzer
-from tests.faults.fuzz_neighbour import Neighbour
-from tests.faults.fuzz_parser import Outcomes, all_fuzzers, check_batch, check_body
+from tests.faults.fuzz import coverage, live
+from tests.faults.fuzz import run as fuzz
+from tests.faults.fuzz.choices import Dice, Drawn, Steered
+from tests.faults.fuzz.daemon import Daemon
+from tests.faults.fuzz.messages import Fuzzer
+from tests.faults.fuzz.neighbour import Neighbour
+from tests.faults.fuzz.parser import Outcomes, all_fuzzers, check_batch, check_body
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZERS = list(dict.fromkeys(all_fuzzers()))
@@ -112,7 +112,7 @@ def test_a_planted_bug_of_the_parser_is_found(monkeypatch: pytest.MonkeyPatch) -
 def test_the_benchmark_counts_and_names_the_batch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = bench_fuzz.fuzz_parser("1", 5, 640, end=float("inf"))
+    found = fuzz.fuzz_parser("1", 5, 640, end=float("inf"))
     assert found["messages"] >= 640
     assert found["batches"] == [5, 15]
     assert sum(found["outcomes"].values()) == found["messages"]
@@ -122,15 +122,15 @@ def test_the_benchmark_counts_and_names_the_batch(
         if seed == "1:7":
             raise KeyError("planted")
 
-    monkeypatch.setattr(bench_fuzz, "check_batch", planted)
-    found = bench_fuzz.fuzz_parser("1", 5, 640, end=float("inf"))
+    monkeypatch.setattr(fuzz, "check_batch", planted)
+    found = fuzz.fuzz_parser("1", 5, 640, end=float("inf"))
     assert found["problems"] == ["batch 7: KeyError: 'planted'"]
 
 
 def test_the_parser_guided_by_coverage(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.fuzz_coverage", str(result), "1", "1500", "60"],
+        [sys.executable, "-m", "tests.faults.fuzz.coverage", str(result), "1", "1500", "60"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
         capture_output=True,
@@ -139,7 +139,7 @@ def test_the_parser_guided_by_coverage(tmp_path: Path) -> None:
         check=False,
     )
     if importlib.util.find_spec("atheris") is None:
-        assert done.returncode == fuzz_coverage.NOT_INSTALLED
+        assert done.returncode == coverage.NOT_INSTALLED
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(result.read_text())["messages"] >= 1500
@@ -160,7 +160,7 @@ def test_a_live_daemon_answers_for_every_message(daemon: Daemon) -> None:
         foreign = neighbour.names() if os.geteuid() == 0 else {}
         host = [one.pid for one in daemon.samples() if one.role == "host"]
         for number in range(25):
-            fuzz_live.fuzz_connection(daemon.connect(), f"test:{number}", 100, outcomes, foreign)
+            live.fuzz_connection(daemon.connect(), f"test:{number}", 100, outcomes, foreign)
         found = neighbour.end()
     assert found["wrong"] == []
     assert found["jobs"] > 0
@@ -169,8 +169,8 @@ def test_a_live_daemon_answers_for_every_message(daemon: Daemon) -> None:
     assert sum(outcomes.values()) > 1000
 
 
-def account_of(*messages: Any) -> fuzz_live.Account:
-    account = fuzz_live.Account()
+def account_of(*messages: Any) -> live.Account:
+    account = live.Account()
     for message in (wm.Hello(1, 1, "test"), *messages):
         account.send(CLIENT_PROTOCOL.encode(message))
     account.receive(wm.Welcome(1, 1, 1, [], {}, {}))
@@ -200,23 +200,23 @@ def test_an_account_is_settled_by_what_is_owed() -> None:
     ],
 )
 def test_an_account_notices_what_is_not_owed(sent: Any, came: Any) -> None:
-    with pytest.raises(fuzz_live.Unanswered):
+    with pytest.raises(live.Unanswered):
         account_of(sent).receive(came)
 
 
 def test_an_account_notices_what_comes_twice() -> None:
     account = account_of(wm.Query(2, "status"))
     account.receive(wm.Answer(2))
-    with pytest.raises(fuzz_live.Unanswered):
+    with pytest.raises(live.Unanswered):
         account.receive(wm.Answer(2))
     account = account_of()
     account.receive(wm.Failed(0, {"code": "x"}))
-    with pytest.raises(fuzz_live.Unanswered):
+    with pytest.raises(live.Unanswered):
         account.check_end()
 
 
 def test_an_account_knows_when_the_connection_must_end() -> None:
-    account = fuzz_live.Account()
+    account = live.Account()
     account.send(CLIENT_PROTOCOL.encode(wm.Query(1, "status")))  # before Hello
     assert account.ended
     account = account_of()

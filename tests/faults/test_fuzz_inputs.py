@@ -14,10 +14,10 @@ from gpud.errors import CompileError, InvalidArgument, PTXSyntaxError
 from gpud.wire import messages as wm
 from gpud_client.cli import main
 from tests.compiler.support.ptx_samples import SAMPLES
-from tests.faults import fuzz_inputs
-from tests.faults.fuzz_choices import Dice
-from tests.faults.fuzz_daemon import Daemon
-from tests.faults.fuzz_live import KERNEL, Talk
+from tests.faults.fuzz import inputs
+from tests.faults.fuzz.choices import Dice
+from tests.faults.fuzz.daemon import Daemon
+from tests.faults.fuzz.live import KERNEL, Talk
 
 PTX = [KERNEL, SAMPLES["numba"], SAMPLES["triton"]]
 CUDA = 'extern "C" __global__ void k(int* p) { *p = 1; }'
@@ -25,7 +25,7 @@ CUDA = 'extern "C" __global__ void k(int* p) { *p = 1; }'
 
 def test_settings_files(tmp_path: Path) -> None:
     outcomes = Counter(
-        fuzz_inputs.check_settings(fuzz_inputs.settings_text(Dice(f"test:{number}")), tmp_path)
+        inputs.check_settings(inputs.settings_text(Dice(f"test:{number}")), tmp_path)
         for number in range(500)
     )
     assert min(outcomes["accepted"], outcomes["refused"]) > 50
@@ -45,20 +45,19 @@ def test_a_number_that_python_does_not_read(tmp_path: Path) -> None:
 
 def test_ptx() -> None:
     outcomes = Counter(
-        fuzz_inputs.check_ptx(fuzz_inputs.ptx_text(Dice(f"test:{number}"), PTX))
-        for number in range(600)
+        inputs.check_ptx(inputs.ptx_text(Dice(f"test:{number}"), PTX)) for number in range(600)
     )
     assert min(outcomes["accepted"], outcomes["refused"]) > 10
 
 
 def test_command_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     outcomes = Counter(
-        fuzz_inputs.check_arguments(fuzz_inputs.command_line(Dice(f"test:{number}")))
+        inputs.check_arguments(inputs.command_line(Dice(f"test:{number}")))
         for number in range(2000)
     )
     assert min(outcomes["accepted"], outcomes["refused"]) > 10
     for number in range(40):
-        line = fuzz_inputs.command_line(Dice(f"test:{number}"))
+        line = inputs.command_line(Dice(f"test:{number}"))
         line[0] = str(tmp_path / "missing.cu")
         status = main(["run", *line, "--socket", str(tmp_path / "s")])
         assert status in (1, 2), (line, status)
@@ -72,7 +71,7 @@ def test_compiler_options_at_a_live_daemon(tmp_path: Path) -> None:
     with Daemon("cpu:1") as daemon, closing(Talk(daemon.connect())) as talk:
         talk.ask(wm.Hello(1, 1, "options"))
         outcomes: Counter[str] = Counter()
-        for number, option in enumerate(fuzz_inputs.OPTIONS):
+        for number, option in enumerate(inputs.OPTIONS):
             answer = talk.ask(wm.Compile(2 + number, 0, CUDA, (), (option,)))
             outcomes[type(answer).__name__] += 1
             if type(answer) is wm.Failed:

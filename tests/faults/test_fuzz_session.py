@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from gpud.wire import messages as wm
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz_daemon import Daemon
-from tests.faults.fuzz_live import KERNEL, Talk
+from tests.faults.fuzz.daemon import Daemon
+from tests.faults.fuzz.live import KERNEL, Talk
 
 UNKNOWN = 999_999
 SHAPE = (32, 1, 1)

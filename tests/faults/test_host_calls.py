@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpud.core.replay import steps
-from tests.faults.device_calls import INJECTED, KINDS, Calls, HostInProcess
-from tests.faults.host_load import Load
+from tests.faults.host_failures.device_calls import INJECTED, KINDS, Calls, HostInProcess
+from tests.faults.host_failures.load import Load
 from tests.integration import daemon_world
 from tests.integration.daemon_world import World
 
@@ -143,7 +143,7 @@ async def inject(kind: str, numbers: Any) -> Injection:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "first"), [*zip(KINDS, (1, 5, 9), strict=True)])
 async def test_the_nth_device_call_fails(kind: str, first: int) -> None:
-    # Every call of every kind: bench/bench_host_failures.py.
+    # Every call of every kind: tests/faults/host_failures/run.py.
     found = await inject(kind, range(first, MOST_CALLS, 13))
     assert sum(found.failed.values()) > 5
     if kind == "lost":

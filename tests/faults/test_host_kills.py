@@ -1,4 +1,4 @@
-"""`tests.faults.host_kills` for a few kills; 200 of them are in bench/bench_host_failures.py."""
+"""A few killed hosts; tests/faults/host_failures/run.py kills 200."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.faults.host_kills import Kills
+from tests.faults.host_failures.kills import Kills
 from tests.integration.daemon_world import World
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]

@@ -1,6 +1,6 @@
 """Every kind of access, once each, out of its session's arena: contained and reported.
 
-bench/bench_out_of_bounds.py runs 10,000 of the same.
+tests/faults/out_of_bounds/run.py runs 10,000 of the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A short soak: good and hostile clients at one daemon; bench/bench_soak.py runs for an hour."""
+"""A short soak: good and hostile clients at one daemon; its run.py lasts an hour."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench import bench_soak
-from bench.load.hostile_clients import ACTS
-from tests.faults.fuzz_daemon import Sample
+from tests.faults.fuzz.daemon import Sample
+from tests.faults.soak import run as soak
+from tests.faults.soak.hostile_clients import ACTS
 
 # Those that stall the compiler or the device for seconds have tests of their own.
 LIGHT = [name for name in ACTS if name not in ("compile bomb", "endless")]
@@ -16,14 +16,14 @@ _MIB = 1 << 20
 
 
 def test_a_short_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    found = bench_soak.soak(5.0, "test", "cpu:2", LIGHT)
+    found = soak.soak(5.0, "test", "cpu:2", LIGHT)
     assert found["problems"] == []
     assert found["good"]["wrong"] == 0
     assert all(found["good"]["jobs"].values())
     done = {name.partition(":")[0] for name in found["hostile"]["outcomes"]}
     assert done == set(LIGHT)
     assert found["device_hosts_replaced"] == 0
-    bench_soak.report(found)
+    soak.report(found)
     assert "lost or wrong: 0" in capsys.readouterr().out
 
 
@@ -35,17 +35,17 @@ def rows(per_sample_mib: float, samples: int = 100) -> list[tuple[float, Sample]
 
 
 def test_a_leak_shows_in_the_trend() -> None:
-    flat = bench_soak.trend(rows(0.0), "front")
+    flat = soak.trend(rows(0.0), "front")
     assert (flat["growth_mib"], flat["slope_mib_in_all"]) == (0, 0)
-    leak = bench_soak.trend(rows(0.2), "front")
+    leak = soak.trend(rows(0.2), "front")
     assert leak["slope_mib_in_all"] == pytest.approx(20, abs=0.1)
     assert leak["growth_mib"] == pytest.approx(0.2 * 40, abs=1)
     assert leak["descriptors"] == [20, 20]
-    assert bench_soak.trend(rows(0.2), "host") == {"samples": 0}
+    assert soak.trend(rows(0.2), "host") == {"samples": 0}
 
 
 def hour(**more: Any) -> dict[str, Any]:
-    processes = {"front": bench_soak.trend(rows(0.0), "front")}
+    processes = {"front": soak.trend(rows(0.0), "front")}
     ends = {"processes": {"front": 1, "host": 1, "worker": 2}, "descriptors": {"front": 20}}
     return {
         "seconds": 3600.0,
@@ -63,7 +63,7 @@ def hour(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"processes": {"front": bench_soak.trend(rows(0.5), "front")}}, "has grown"),
+        ({"processes": {"front": soak.trend(rows(0.5), "front")}}, "has grown"),
         ({"good": {"first_wrong": ["a job was lost"]}}, "a job was lost"),
         ({"good": {"died": "exit status 1"}}, "exit status 1"),
         ({"hostile": {"problems": ["killed: Unanswered"]}}, "Unanswered"),
@@ -75,9 +75,9 @@ def hour(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_must_not_be_is_a_problem(more: dict[str, Any], words: str) -> None:
-    assert bench_soak._problems(hour(), []) == []
-    assert words in " ".join(bench_soak._problems(hour(**more), []))
+    assert soak._problems(hour(), []) == []
+    assert words in " ".join(soak._problems(hour(**more), []))
 
 
 def test_a_traceback_in_the_log_is_a_problem() -> None:
-    assert bench_soak._problems(hour(), ["Traceback"]) == ["the log tells of a bug: Traceback"]
+    assert soak._problems(hour(), ["Traceback"]) == ["the log tells of a bug: Traceback"]

@@ -1,6 +1,6 @@
 """Out-of-bounds accesses: is each one contained and reported, and no other session's memory hit?
 
-    python bench/bench_out_of_bounds.py [--cases N] [--seed S] [--device cpu:N] [--short]
+    python -m tests.faults.out_of_bounds.run [--cases N] [--seed S] [--device cpu:N] [--short]
 
 An attacker's session lies between two neighbours' on one daemon. Generated kernels make one bad
 access each: every kind of access of PTX that the device runs, on every side of the attacker's
@@ -27,8 +27,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from bench.harness.machine import describe
 from bench.harness.timing import load
 from tests.faults.out_of_bounds.accesses import ACCESSES
@@ -37,7 +35,7 @@ from tests.faults.out_of_bounds.campaign import Tally, generated
 from tests.faults.out_of_bounds.world import World
 from tests.faults.out_of_bounds.written import written
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "out_of_bounds.json"
 CASES, SEED = 11_200, 5  # one in ten is legal, so that 10,000 are not
 ALONE_PART, WRITTEN_PART = 0.2, 0.1

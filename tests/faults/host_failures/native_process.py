@@ -1,6 +1,6 @@
 """A process that makes machine code, and does terrible things with kernels of certain names.
 
-    python -m tests.faults.native_process --fd N --memory-bytes B
+    python -m tests.faults.host_failures.native_process --fd N --memory-bytes B
 
 ``llvm_segfaults`` ends it by SIGSEGV, ``llvm_never_ends`` never returns, ``llvm_eats_all`` raises
 MemoryError, ``llvm_dies_once`` ends it by SIGKILL unless there is a file of that name in the folder
@@ -18,7 +18,7 @@ from pathlib import Path
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
 from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host import native_compile_process
-from tests.faults.host_process import FOLDER
+from tests.faults.host_failures.host_process import FOLDER
 
 __all__ = ["terrible"]
 

@@ -1,6 +1,6 @@
-"""The well-behaved clients of a soak, in one process; for `bench_soak`.
+"""The well-behaved clients of a soak, in one process; for `soak`.
 
-    python -m bench.load.soak_clients SOCKET SECONDS
+    python -m tests.faults.soak.good_clients SOCKET SECONDS
 
 * *online*: every 50 ms a sequence of four launches with a reservation; its latency is from the time
   at which it was due to its result. One that is a second late is not submitted: it is *missed*.
@@ -20,10 +20,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 

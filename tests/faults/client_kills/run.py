@@ -1,15 +1,15 @@
 """Clients killed at random times under load: the effect on other clients, and what is left behind.
 
-    python bench/bench_client_kills.py [--kills N] [--device cpu:N] [--seed N] [--short]
+    python -m tests.faults.client_kills.run [--kills N] [--device cpu:N] [--seed N] [--short]
 
 1,000 clients of one daemon are killed with SIGKILL, four at once, each in one of the states of
-`bench.load.killed_clients`: half-way through a frame, compiling, with running, queued and blocked
-jobs, not reading ... Meanwhile two clients submit jobs that add 1 to every number of an array, and
-check after each that every number has grown by exactly 1: no task block lost, none run twice. After
-each round the daemon is polled until nothing of the killed clients is left (sessions, connections,
-memory, jobs); that time, from the last kill on, is printed. It includes the time that the operating
-system takes to end the clients, which is printed too, the rest of a running task block, some
-0.1 ms, and the wait for a processor on a busy machine.
+`tests.faults.client_kills.clients`: half-way through a frame, compiling, with running, queued and
+blocked jobs, not reading ... Meanwhile two clients submit jobs that add 1 to every number of an
+array, and check after each that every number has grown by exactly 1: no task block lost, none run
+twice. After each round the daemon is polled until nothing of the killed clients is left (sessions,
+connections, memory, jobs); that time, from the last kill on, is printed. It includes the time that
+the operating system takes to end the clients, which is printed too, the rest of a running task
+block, some 0.1 ms, and the wait for a processor on a busy machine.
 
 Then as many connections are opened as the limit of open files allows, 10,000 at most, and one more,
 which must be refused with a precise error; they open sessions, are counted, and closed at once.
@@ -34,18 +34,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 
 import gpud_client as gc
 from bench.harness.machine import describe
 from bench.harness.memory import anonymous_bytes
 from bench.harness.timing import load
-from bench.load.killed_clients import Raw
 from gpud.demo.metrics import percentile
+from tests.faults.client_kills.clients import Raw
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "client_kills.json"
 AT_ONCE = 4
 CONNECTIONS = 10_000
@@ -209,7 +207,7 @@ class Killer:
 
     def __init__(self, path: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.load.killed_clients", path],
+            [sys.executable, "-m", "tests.faults.client_kills.clients", path],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -231,7 +229,7 @@ class Killer:
         self._process.stdout.close()
 
     def kill(self, seed: int, count: int, *names: str) -> dict[str, Any]:
-        """Run a round; see `bench.load.killed_clients`."""
+        """Run a round; see `tests.faults.client_kills.clients`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([seed, count, *names]) + "\n")
@@ -291,9 +289,9 @@ def _children(pid: int) -> list[int]:
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what has grown but should not have.
 
-    A second compile process may have been started; it stays. So does the host's compiler process, to
-    which the host has a socket. Memory may grow by records of ended jobs, compiled programs and the
-    allocator's overhead.
+    A second compile process may have been started; it stays. So does the host's native compile
+    process, to which the host has a socket. Memory may grow by records of ended jobs, compiled
+    programs and the allocator's overhead.
     """
     found = []
     if after["processes"] > before["processes"] + 1:

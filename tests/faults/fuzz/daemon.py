@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 __all__ = ["NOBODY", "Daemon", "Sample", "sample"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 _READY_S = 60.0
 _END_S = 30.0

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.faults.host_load import Load, Wrong
+from tests.faults.host_failures.load import Load, Wrong
 from tests.integration.daemon_world import Client
 
 __all__ = ["Holdings", "Kills", "Report"]

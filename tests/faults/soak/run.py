@@ -1,12 +1,13 @@
 """An hour of good and hostile clients on one daemon: does anything grow, slow down, or get lost?
 
-    python bench/bench_soak.py [--minutes M] [--seed S] [--out-of-bounds auto|on|off]
+    python -m tests.faults.soak.run [--minutes M] [--seed S] [--out-of-bounds auto|on|off]
                                [--endless auto|on|off]
 
-One daemon, two processes of clients. The good ones (`bench.load.soak_clients`) check every result
-and record latencies; the hostile ones (`bench.load.hostile_clients`) are killed in the middle of a
-frame, send garbage, never read, trap, fail asserts, write out of bounds, run for ever, take all
-memory, stall the compiler, open thousands of sessions, cancel and resize hundreds of jobs.
+One daemon, two processes of clients. The good ones (`tests.faults.soak.good_clients`) check every
+result and record latencies; the hostile ones (`tests.faults.soak.hostile_clients`) are killed in
+the middle of a frame, send garbage, never read, trap, fail asserts, write out of bounds, run for
+ever, take all memory, stall the compiler, open thousands of sessions, cancel and resize hundreds of
+jobs.
 
 Private memory, descriptors and threads of the front, the device host, its compiler process and the
 compile process are sampled every two seconds. A warm-up, the first fifth, does not count. Then
@@ -37,16 +38,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from bench.harness.machine import describe
 from bench.harness.timing import load
-from bench.load.hostile_clients import ACTS, run_kernel
 from gpud.wire import messages as wm
-from tests.faults.fuzz_daemon import Daemon, Sample
-from tests.faults.fuzz_live import Talk, Unanswered
+from tests.faults.fuzz.daemon import Daemon, Sample
+from tests.faults.fuzz.live import Talk, Unanswered
+from tests.faults.soak.hostile_clients import ACTS, run_kernel
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "soak.json"
 SETTINGS = {"memory": "1 GiB", "session_memory": "256 MiB", "compile_timeout": "5 s"}
 WARM_UP = 0.2  # of the time
@@ -111,9 +110,10 @@ def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[st
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(device, **SETTINGS))
         started = _settled(daemon)
-        good = _client(stack, ["bench.load.soak_clients", str(daemon.path), str(seconds)])
+        good = _client(stack, ["tests.faults.soak.good_clients", str(daemon.path), str(seconds)])
         bad = _client(
-            stack, ["bench.load.hostile_clients", str(daemon.path), seed, str(seconds), *acts]
+            stack,
+            ["tests.faults.soak.hostile_clients", str(daemon.path), seed, str(seconds), *acts],
         )
         rows = _watch(daemon, seconds, [good, bad])
         reports = [_report_of(one) for one in (good, bad)]

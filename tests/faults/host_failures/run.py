@@ -1,7 +1,7 @@
 """Recovery from device hosts that die under load, and from every device call that can fail.
 
-    python bench/bench_host_failures.py [--kills N] [--clients N] [--device cpu:N] [--seed N]
-    python bench/bench_host_failures.py --short
+    python -m tests.faults.host_failures.run [--kills N] [--clients N] [--device cpu:N] [--seed N]
+    python -m tests.faults.host_failures.run --short
 
 First, `kill -9` of the device host at random times while clients submit online and offline jobs,
 chains and streams. Each task block of each job counts itself in a cell, so that a lost or a doubled
@@ -27,17 +27,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import gpud_client as gc
 from bench.harness.machine import describe
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
-from tests.faults.device_calls import KINDS
-from tests.faults.host_kills import Kills, Report
+from tests.faults.host_failures.device_calls import KINDS
+from tests.faults.host_failures.kills import Kills, Report
 from tests.faults.test_host_calls import MOST_CALLS, inject
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "host_failures.json"
 SEED = 20260
 

@@ -32,10 +32,10 @@ from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
 from tests.fake_host.receive import incoming
-from tests.faults.fuzz_choices import Choices, Dice
-from tests.faults.fuzz_messages import Fuzzer
-from tests.faults.fuzz_oracle import Account, Unanswered, answers_to
-from tests.faults.fuzz_parser import Outcomes
+from tests.faults.fuzz.choices import Choices, Dice
+from tests.faults.fuzz.messages import Fuzzer
+from tests.faults.fuzz.oracle import Account, Unanswered, answers_to
+from tests.faults.fuzz.parser import Outcomes
 
 __all__ = ["KERNEL", "Account", "Talk", "Unanswered", "fuzz_connection"]
 

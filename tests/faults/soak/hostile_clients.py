@@ -1,9 +1,9 @@
-"""Hostile clients of a daemon: one act at a time, chosen from a seed; for `bench_soak`.
+"""Hostile clients of a daemon: one act at a time, chosen from a seed; for `soak`.
 
-    python -m bench.load.hostile_clients SOCKET SEED SECONDS ACT...
+    python -m tests.faults.soak.hostile_clients SOCKET SEED SECONDS ACT...
 
 Each act opens its own connections, speaks the protocol directly, and tracks which answers the
-daemon owes (`tests.faults.fuzz_live`); it returns its outcome in a few words. Acts follow each
+daemon owes (`tests.faults.fuzz.live`); it returns its outcome in a few words. Acts follow each
 other at random intervals, until the seconds are over or standard input is closed. Then the counts
 by act and outcome are printed as JSON; unexpected outcomes are listed under ``problems``.
 
@@ -24,16 +24,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
-from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from gpud.wire import messages as wm
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz_daemon import NOBODY
-from tests.faults.fuzz_live import KERNEL, Talk, Unanswered, fuzz_connection
+from tests.faults.fuzz.daemon import NOBODY
+from tests.faults.fuzz.live import KERNEL, Talk, Unanswered, fuzz_connection
 
 __all__ = ["ACTS", "SOURCES", "HostileClients", "kernel", "run_kernel"]
 

@@ -1,7 +1,7 @@
 """What else comes from outside: settings files, PTX, compiler options, command lines; spoilt.
 
 Each generator begins with something good and spoils it in a few places, as the messages are in
-`tests.faults.fuzz_messages`. Each check says what may come of it; anything else is raised.
+`tests.faults.fuzz.messages`. Each check says what may come of it; anything else is raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.config import SETTINGS, load
 from gpud.errors import CallerError, CompileError, InternalError, InvalidArgument, KernelRejected
 from gpud_client.cli.kernel_arguments import parse_argument, parse_dim, parse_output
-from tests.faults.fuzz_choices import Choices
+from tests.faults.fuzz.choices import Choices
 
 __all__ = [
     "OPTIONS",

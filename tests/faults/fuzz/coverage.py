@@ -1,12 +1,12 @@
 """The parser under atheris, which keeps and mutates the inputs that lead to new code.
 
-    python -m tests.faults.fuzz_coverage RESULT SEED MESSAGES SECONDS
+    python -m tests.faults.fuzz.coverage RESULT SEED MESSAGES SECONDS
 
 Needs atheris and msgpack; exit status 3 where atheris is not installed. The engine never returns
 to its caller, so this is a process of its own; what it counted it writes to RESULT as JSON.
 
 An input's first byte chooses the protocol's side and what the rest is: the body of a frame, a
-stream of frames, or the decisions of the generator of `tests.faults.fuzz_messages`, so that the
+stream of frames, or the decisions of the generator of `tests.faults.fuzz.messages`, so that the
 engine searches among nearly valid messages as well. The checks of all fields, which are compiled at
 run time, are instrumented as the modules are.
 """
@@ -43,10 +43,10 @@ def main() -> int:
         return NOT_INSTALLED
     result, seed, messages, seconds = sys.argv[1:]
     with atheris.instrument_imports(include=["gpud.wire"]):
-        from tests.faults import fuzz_parser
-        from tests.faults.fuzz_choices import Steered
-        from tests.faults.fuzz_messages import Fuzzer
-    fuzzers: list[Fuzzer] = list(dict.fromkeys(fuzz_parser.all_fuzzers()))
+        from tests.faults.fuzz import parser
+        from tests.faults.fuzz.choices import Steered
+        from tests.faults.fuzz.messages import Fuzzer
+    fuzzers: list[Fuzzer] = list(dict.fromkeys(parser.all_fuzzers()))
     for fuzzer in fuzzers:
         for cls in (*fuzzer.classes, *fuzzer.table.records):
             atheris.instrument_func(fuzzer.table.schema(cls)._checked_build)
@@ -60,12 +60,12 @@ def main() -> int:
         thorough = not data[-1] % 8
 
         def check(body: bytes) -> str:
-            return fuzz_parser.check_body(fuzzer.table, fuzzer.sender, body, thorough=thorough)
+            return parser.check_body(fuzzer.table, fuzzer.sender, body, thorough=thorough)
 
         if way == 0:
             run.count("body", check(data[1:]))
         elif way == 1:
-            bodies, end = fuzz_parser.bodies(data[1:], [1 + data[1]])
+            bodies, end = parser.bodies(data[1:], [1 + data[1]])
             for body in bodies:
                 run.count("stream", check(body))
             run.count("stream", end)
@@ -142,7 +142,7 @@ class _Run:
 def _seed_corpus(folder: Path, fuzzers: list[Any]) -> None:
     """A valid message of each kind, as a body and in a stream."""
     from gpud.wire.framing import frame
-    from tests.faults.fuzz_choices import Dice
+    from tests.faults.fuzz.choices import Dice
 
     dice = Dice("corpus")
     for index, fuzzer in enumerate(fuzzers):

@@ -1,11 +1,11 @@
 """A device host process whose device does terrible things with kernels of certain names.
 
-    python -m tests.faults.host_process --device cpu:2 --fd N
+    python -m tests.faults.host_failures.host_process --device cpu:2 --fd N
 
 The name of a kernel says what happens when it is compiled for a block shape: ``crashes`` ends the
 process by SIGSEGV, ``exhausts`` raises MemoryError, ``hangs`` never returns, ``waits`` returns when
 there is a file of that name in the folder that the environment gives, ``loses`` finds that the
-context is gone. For what happens to machine code see `tests.faults.native_process`.
+context is gone. For what happens to machine code see `tests.faults.host_failures.native_process`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpud.errors import DeviceLost
 
 __all__ = ["COMMAND", "FOLDER"]
 
-COMMAND = ("-m", "tests.faults.host_process")
+COMMAND = ("-m", "tests.faults.host_failures.host_process")
 FOLDER = "GPUD_TEST_FOLDER"
 
 
@@ -62,5 +62,5 @@ def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
 if __name__ == "__main__":
     real = host.open_device
     host.open_device = opened
-    native_compiler.COMMAND = ("-m", "tests.faults.native_process")
+    native_compiler.COMMAND = ("-m", "tests.faults.host_failures.native_process")
     sys.exit(host.main())

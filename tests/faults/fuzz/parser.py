@@ -22,8 +22,8 @@ from gpud.errors import FrameError, ProtocolError, from_wire
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import MessageTable, Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz_choices import Choices, Dice
-from tests.faults.fuzz_messages import Fuzzer, Piece
+from tests.faults.fuzz.choices import Choices, Dice
+from tests.faults.fuzz.messages import Fuzzer, Piece
 
 __all__ = [
     "BATCH",

@@ -28,7 +28,7 @@ import msgpack
 from gpud.wire import field_types as ft
 from gpud.wire.framing import frame
 from gpud.wire.message_table import MessageTable, Sender
-from tests.faults.fuzz_choices import Choices
+from tests.faults.fuzz.choices import Choices
 
 __all__ = ["Fuzzer", "Piece", "World"]
 

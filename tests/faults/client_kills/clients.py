@@ -1,6 +1,6 @@
-"""Clients that are killed at random moments, for `bench_client_kills` and the tests.
+"""Clients that are killed at random moments, for `client_kills` and the tests.
 
-    python -m bench.load.killed_clients SOCKET
+    python -m tests.faults.client_kills.clients SOCKET
 
 A small process that forks clients and kills them: it loads neither NumPy nor the client library,
 so that a client costs a millisecond. It reads one line for each round: ``[SEED, COUNT, NAME...]``.
@@ -23,10 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder
