@@ -76,17 +76,33 @@ class TestMap:
         """Return the tests to try ``mutant`` with, in the order in which to run them.
 
         A line that runs when its module is imported has no test of its own: any test that runs
-        another line of the module may notice.
+        another line of the module may notice, and any in a file that imports the module.
         """
         lines = self._contexts(module)
         covering: set[str] = set()
         if mutant.at_import:
-            covering = set().union(*lines.values())
+            covering = set().union(*lines.values(), self._importing(module))
         else:
             for line in range(mutant.first_line, mutant.last_line + 1):
                 covering |= lines.get(line, set())
             covering = covering or lines.get(mutant.statement_line, set())
         return in_order(chosen(self.tests[test] for test in covering if test in self.tests))
+
+    def _importing(self, module: str) -> list[str]:
+        """The tests in files that import ``module``."""
+        dotted = module.removeprefix("client/").removesuffix(".py").removesuffix("/__init__")
+        package, _, name = dotted.replace("/", ".").rpartition(".")
+        imported = re.compile(
+            rf"^(from|import) {re.escape(package)}\.{name}\b"
+            rf"|^from {re.escape(package)} import .*\b{name}\b",
+            re.MULTILINE,
+        )
+        return [
+            test
+            for file, tests in self._by_file.items()
+            if imported.search((self._tree / file).read_text())
+            for test in tests
+        ]
 
     def _contexts(self, module: str) -> dict[int, set[str]]:
         """For each line of ``module`` the tests that run it; "" for an import."""

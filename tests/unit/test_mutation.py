@@ -33,6 +33,7 @@ def first(items):
     return None
 def unused(a):
     return a + 1
+MOST = 64
 '''
 TESTS = """\
 import subprocess, sys
@@ -43,6 +44,9 @@ def test_first():
     assert first([0, 0, 5]) == 2
 def test_nothing_else():
     first([7])
+def test_most():
+    from gpud.core import ledger
+    assert ledger.MOST == 64
 def test_process():
     code = "from gpud.core.ledger import room; print(room(9, 9))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -181,6 +185,10 @@ def test_what_no_test_looks_at_survives(rows: list[dict[str, Any]]) -> None:
     assert raised["outcome"] == "uncovered"
     assert "unused" in survivors(rows)
     assert "capacity - taken" not in survivors(rows)
+
+
+def test_a_constant_of_a_module_is_killed(rows: list[dict[str, Any]]) -> None:
+    assert outcome(rows, "64", "(65)")["killer"] == "tests/test_ledger.py::test_most"
 
 
 def test_an_endless_trial_is_ended(rows: list[dict[str, Any]]) -> None:
