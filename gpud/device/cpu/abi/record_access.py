@@ -24,23 +24,23 @@ class Record:
     """The fields of a record at a pointer."""
 
     def __init__(self, e: Emitter, pointer: str, fields: dict[str, tuple[int, str]]) -> None:
-        self.e = e
+        self.emitter = e
         self.pointer = pointer
         self.fields = fields
 
     def at(self, name: str) -> str:
         """The field's address."""
-        return offset(self.e, self.pointer, self.fields[name][0])
+        return offset(self.emitter, self.pointer, self.fields[name][0])
 
     def load(self, name: str, order: str = "") -> str:
         """The field's value; ``order`` makes the load atomic."""
         type_ = self.fields[name][1]
-        return load(self.e, type_, self.at(name), order)
+        return load(self.emitter, type_, self.at(name), order)
 
     def store(self, name: str, value: object, order: str = "") -> None:
         """Set the field; ``order`` makes the store atomic."""
         type_ = self.fields[name][1]
-        store(self.e, type_, value, self.at(name), order)
+        store(self.emitter, type_, value, self.at(name), order)
 
 
 def offset(e: Emitter, pointer: str, offset: object) -> str:

@@ -160,19 +160,21 @@ def _define_region(kernel: KernelContext, cut: int) -> None:
     header = f"define internal void @region.{cut}({BLOCK_ARGUMENT}, i32 %t0, i32 %t1) nounwind"
     if kernel.ir.flushes:
         header += f" {FLUSHING_ATTRIBUTES}"
-    e = Emitter(kernel.ir, header)
+    emitter = Emitter(kernel.ir, header)
     region = kernel.regions.region(cut)
-    any_thread = kernel.code(e, kernel.places(e, "%t0"), lambda: e.end("ret void"))
-    merged = MergedChecks(kernel, region.blocks, e, any_thread)
+    any_thread = kernel.code(
+        emitter, kernel.places(emitter, "%t0"), lambda: emitter.end("ret void")
+    )
+    merged = MergedChecks(kernel, region.blocks, emitter, any_thread)
     # Diverged threads are rare: not worth a vectorised, unrolled copy.
-    with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
-        places = kernel.places(e, thread)
-        code = kernel.code(e, places, lambda: e.end("ret void"))
-        after = e.label("next")
-        RegionWriter(kernel, e, code, region, after, merged).write()
-        e.place(after)
-    e.end("ret void")
-    e.finish()
+    with emitter.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
+        places = kernel.places(emitter, thread)
+        code = kernel.code(emitter, places, lambda: emitter.end("ret void"))
+        after = emitter.label("next")
+        RegionWriter(kernel, emitter, code, region, after, merged).write()
+        emitter.place(after)
+    emitter.end("ret void")
+    emitter.finish()
 
 
 def _define_dispatch(kernel: KernelContext) -> None:
@@ -182,25 +184,25 @@ def _define_dispatch(kernel: KernelContext) -> None:
     if kernel.ir.flushes:
         name = define_with_flushing(kernel.ir, "void", "run_region", arguments)
         header = f"define internal void @{name}({arguments}) nounwind noinline"
-    e = Emitter(kernel.ir, header)
-    labels = {c: e.label("region") for c in kernel.region_cuts}
-    nowhere = e.label("nowhere")
+    emitter = Emitter(kernel.ir, header)
+    labels = {c: emitter.label("region") for c in kernel.region_cuts}
+    nowhere = emitter.label("nowhere")
     arms = " ".join(f"i32 {c}, label %{label}" for c, label in labels.items())
-    e.end(f"switch i32 %cut, label %{nowhere} [{arms}]")
+    emitter.end(f"switch i32 %cut, label %{nowhere} [{arms}]")
     for c, label in labels.items():
-        e.place(label)
-        e.do(f"call void @region.{c}(ptr %b, i32 %t0, i32 %t1)")
-        e.end("ret void")
-    e.place(nowhere)
-    e.end("unreachable")
-    e.finish()
+        emitter.place(label)
+        emitter.do(f"call void @region.{c}(ptr %b, i32 %t0, i32 %t1)")
+        emitter.end("ret void")
+    emitter.place(nowhere)
+    emitter.end("unreachable")
+    emitter.finish()
 
 
 def _define_exchange(kernel: KernelContext) -> None:
     header = "define void @exchange(ptr %b, i32 %first, i32 %group, i32 %key) nounwind"
-    e = Emitter(kernel.ir, header)
-    kernel.collectives.define_exchange(e)
-    e.finish()
+    emitter = Emitter(kernel.ir, header)
+    kernel.collectives.define_exchange(emitter)
+    emitter.finish()
 
 
 def _metadata(ir: IRModule) -> None:

@@ -98,7 +98,7 @@ class Thread:
         tags: str = "",
         ordered_tags: str = "",
     ) -> None:
-        self.e = emitter
+        self.emitter = emitter
         self.storage = storage
         self.addresses = addresses
         self.tags = tags
@@ -119,7 +119,7 @@ class Thread:
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = f"%R.{name.lstrip('%').replace('%', '_')}"
-            self.e.named_alloca(slot, self.storage[name])
+            self.emitter.named_alloca(slot, self.storage[name])
         return slot
 
     def redirect(self, name: str, slot: str) -> None:
@@ -134,7 +134,7 @@ class Thread:
         match operand:
             case ptx.Register(name):
                 stored = self.storage[name]
-                value = self.e.value(f"load {stored}, ptr {self.slot(name)}")
+                value = self.emitter.value(f"load {stored}, ptr {self.slot(name)}")
                 if name in self.opaque_registers and stored in ("i16", "i32", "i64"):
                     value = self._opaque(value, stored)
                 if self.exact and name in self.noncanonical:
@@ -146,20 +146,20 @@ class Thread:
                 value, given = self.addresses.special(name)
                 return self.convert(value, given, LLVM_TYPE[type_])
             case ptx.Not(register):
-                return self.e.value(f"xor i1 {self.read(register, 'pred')}, true")
+                return self.emitter.value(f"xor i1 {self.read(register, 'pred')}, true")
             case ptx.Symbol(name):
                 return self.convert(self.addresses.symbol(name), "i64", LLVM_TYPE[type_])
             case ptx.SymbolOffset(symbol, offset):
                 base = self.addresses.symbol(symbol.name)
-                total = self.e.value(f"add i64 {base}, {offset}")
+                total = self.emitter.value(f"add i64 {base}, {offset}")
                 return self.convert(total, "i64", LLVM_TYPE[type_])
         raise TypeError(f"{operand!r} cannot be read as .{type_}")
 
     def _canonical(self, value: str) -> str:
         """``value``, with any NaN replaced by the GPU's canonical one, 0x7fffffff."""
-        nan = self.e.value(f"fcmp uno float {value}, {value}")
+        nan = self.emitter.value(f"fcmp uno float {value}, {value}")
         one = "bitcast (i32 2147483647 to float)"
-        return self.e.value(f"select i1 {nan}, float {one}, float {value}")
+        return self.emitter.value(f"select i1 {nan}, float {one}, float {value}")
 
     def _opaque(self, value: str, type_: str) -> str:
         """Hide from LLVM how ``value`` was computed.
@@ -169,9 +169,9 @@ class Thread:
         index does not wrap; in loops marked as parallel it then loses that proviso.
         """
         name = f"@gpud_ones_{type_}"
-        self.e.module.declare(f"{name} = global {type_} -1")
-        ones = self.e.value(f"load {type_}, ptr {name}, !invariant.load !0{self.parallel}")
-        return self.e.value(f"and {type_} {value}, {ones}")
+        self.emitter.module.declare(f"{name} = global {type_} -1")
+        ones = self.emitter.value(f"load {type_}, ptr {name}, !invariant.load !0{self.parallel}")
+        return self.emitter.value(f"and {type_} {value}, {ones}")
 
     def write(self, operand: ptx.Operand, type_: str, value: str) -> None:
         """Store ``value`` (of ``LLVM_TYPE[type_]``) in a register; ``_`` discards it.
@@ -184,7 +184,7 @@ class Thread:
             raise TypeError(f"{operand!r} cannot be written")
         stored = self.storage[operand.name]
         value = self.convert(value, LLVM_TYPE[type_], stored, signed=type_[0] == "s")
-        self.e.do(f"store {stored} {value}, ptr {self.slot(operand.name)}")
+        self.emitter.do(f"store {stored} {value}, ptr {self.slot(operand.name)}")
 
     def convert(self, value: str, given: str, wanted: str, *, signed: bool = False) -> str:
         """Reinterpret bits: bitcast between equal widths, truncate or extend otherwise."""
@@ -192,17 +192,17 @@ class Thread:
             return value
         narrow, wide = width(given), width(wanted)
         if given == "ptr":
-            value, given = self.e.value(f"ptrtoint ptr {value} to i64"), "i64"
+            value, given = self.emitter.value(f"ptrtoint ptr {value} to i64"), "i64"
         if wanted == "ptr":
             value = self.convert(value, given, "i64", signed=signed)
-            return self.e.value(f"inttoptr i64 {value} to ptr")
+            return self.emitter.value(f"inttoptr i64 {value} to ptr")
         if given[0] != "i":
-            value = self.e.value(f"bitcast {given} {value} to i{narrow}")
+            value = self.emitter.value(f"bitcast {given} {value} to i{narrow}")
         if narrow != wide:
             how = "trunc" if narrow > wide else "sext" if signed else "zext"
-            value = self.e.value(f"{how} i{narrow} {value} to i{wide}")
+            value = self.emitter.value(f"{how} i{narrow} {value} to i{wide}")
         if wanted[0] != "i":
-            value = self.e.value(f"bitcast i{wide} {value} to {wanted}")
+            value = self.emitter.value(f"bitcast i{wide} {value} to {wanted}")
         return value
 
     def _immediate(self, literal: ptx.Immediate, type_: str) -> str:
@@ -231,27 +231,27 @@ class Thread:
         base, offset = address.base, address.offset
         if isinstance(base, ptx.Register) and self.storage[base.name] == "ptr":
             if not space.startswith("shared"):
-                pointer = self.e.value(f"load ptr, ptr {self.slot(base.name)}")
+                pointer = self.emitter.value(f"load ptr, ptr {self.slot(base.name)}")
                 if offset:
-                    pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+                    pointer = self.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
                 return pointer
         number = "0" if base is None else self.read(base, "u64")
         if space.startswith("shared"):
-            pointer = self.e.value(
+            pointer = self.emitter.value(
                 f"getelementptr i8, ptr {self.addresses.shared_base()}, i64 {number}"
             )
         else:
-            pointer = self.e.value(f"inttoptr i64 {number} to ptr")
+            pointer = self.emitter.value(f"inttoptr i64 {number} to ptr")
         if offset:
-            pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+            pointer = self.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         return pointer
 
     # -- the carry flag of add.cc, addc, sub.cc, subc, mad.cc, madc
 
     def read_carry(self) -> str:
         """CC.CF as an i1."""
-        return self.e.value(f"load i1, ptr {self.slot('%CC.CF')}")
+        return self.emitter.value(f"load i1, ptr {self.slot('%CC.CF')}")
 
     def write_carry(self, value: str) -> None:
         """Set CC.CF from an i1."""
-        self.e.do(f"store i1 {value}, ptr {self.slot('%CC.CF')}")
+        self.emitter.do(f"store i1 {value}, ptr {self.slot('%CC.CF')}")

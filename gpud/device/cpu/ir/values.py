@@ -34,10 +34,10 @@ _FLOATS = frozenset(_INT_OF)
 class Value:
     """One SSA value, or constant, of a scalar LLVM type."""
 
-    __slots__ = ("e", "text", "type")
+    __slots__ = ("emitter", "text", "type")
 
-    def __init__(self, e: Emitter, type_: str, text: str) -> None:
-        self.e = e
+    def __init__(self, emitter: Emitter, type_: str, text: str) -> None:
+        self.emitter = emitter
         self.type = type_
         self.text = text
 
@@ -50,10 +50,10 @@ class Value:
 
     def constant(self, number: Number) -> Value:
         """``number`` as a constant of this value's type."""
-        return constant(self.e, self.type, number)
+        return constant(self.emitter, self.type, number)
 
     def _new(self, type_: str, text: str) -> Value:
-        return Value(self.e, type_, self.e.value(text))
+        return Value(self.emitter, type_, self.emitter.value(text))
 
     def _text(self, other: Value | Number) -> str:
         if isinstance(other, Value):
@@ -196,23 +196,23 @@ class Value:
         return self.cast("bitcast", type_)
 
 
-def constant(e: Emitter, type_: str, number: Number) -> Value:
+def constant(emitter: Emitter, type_: str, number: Number) -> Value:
     """``number`` as a constant, rounded to the nearest value of its type."""
     if type_ == "i1":
-        return Value(e, type_, "true" if number else "false")
+        return Value(emitter, type_, "true" if number else "false")
     if type_ in _FLOATS:
         if type_ == "float":
             # LLVM writes floats as the equal double.
             (number,) = struct.unpack("f", struct.pack("f", number))
-        return Value(e, type_, f"0x{struct.pack('>d', number).hex().upper()}")
+        return Value(emitter, type_, f"0x{struct.pack('>d', number).hex().upper()}")
     assert isinstance(number, int)
-    return Value(e, type_, str(number & ((1 << width(type_)) - 1)))
+    return Value(emitter, type_, str(number & ((1 << width(type_)) - 1)))
 
 
-def call(e: Emitter, function: str, returns: str, *arguments: Value) -> Value:
+def call(emitter: Emitter, function: str, returns: str, *arguments: Value) -> Value:
     """Call a function of the module that is declared or defined already."""
     given = ", ".join(f"{a.type} {a.text}" for a in arguments)
-    return Value(e, returns, e.value(f"call {returns} @{function}({given})"))
+    return Value(emitter, returns, emitter.value(f"call {returns} @{function}({given})"))
 
 
 _MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
@@ -233,13 +233,15 @@ def intrinsic(name: str, *arguments: Value) -> Value:
         types.append("i1")
         given.append(_IMMEDIATE_ARGUMENT[name])
     full = f"llvm.{name}.{suffix}"
-    first.e.module.declare(f"declare {result} @{full}({', '.join(types)})")
-    return Value(first.e, result, first.e.value(f"call {result} @{full}({', '.join(given)})"))
+    first.emitter.module.declare(f"declare {result} @{full}({', '.join(types)})")
+    return Value(
+        first.emitter, result, first.emitter.value(f"call {result} @{full}({', '.join(given)})")
+    )
 
 
 def read(t: Thread, operand: ptx.Operand, type_: str) -> Value:
     """The value of a PTX operand as a PTX type."""
-    return Value(t.e, LLVM_TYPE[type_], t.read(operand, type_))
+    return Value(t.emitter, LLVM_TYPE[type_], t.read(operand, type_))
 
 
 def write(t: Thread, operand: ptx.Operand, type_: str, value: Value) -> None:

@@ -28,12 +28,12 @@ _HALF = ("f16", "bf16")
 _HALF_PAIR = ("f16x2", "bf16x2")
 
 
-def read_float(t: Thread, operand: Operand, type_: str, *, ftz: bool = False) -> Value:
+def read_float(thread: Thread, operand: Operand, type_: str, *, ftz: bool = False) -> Value:
     """An operand of type f16, bf16, f32 or f64 as a float or double."""
     if type_ in _HALF:
-        bits = read(t, operand, "b16")
+        bits = read(thread, operand, "b16")
         return widen(flush_half(bits) if ftz and type_ == "f16" else bits, type_)
-    value = read(t, operand, type_)
+    value = read(thread, operand, type_)
     return flush(value) if ftz else value
 
 
@@ -52,13 +52,17 @@ def _predicate(ins: Instruction, comparison: str, type_: str) -> str:
     return found
 
 
-def _compare(t: Thread, ins: Instruction, comparison: str, type_: str, *, ftz: bool) -> list[Value]:
+def _compare(
+    thread: Thread, ins: Instruction, comparison: str, type_: str, *, ftz: bool
+) -> list[Value]:
     """The i1 results of comparing the operands: one, or (low, high) of a packed type."""
     first, second = ins.operands[1:3]
     if type_ in _HALF_PAIR:
         element = type_[:-2]
         pairs = zip(
-            split_halves(read(t, first, "b32")), split_halves(read(t, second, "b32")), strict=True
+            split_halves(read(thread, first, "b32")),
+            split_halves(read(thread, second, "b32")),
+            strict=True,
         )
         predicate = _predicate(ins, comparison, element)
         results = []
@@ -69,19 +73,19 @@ def _compare(t: Thread, ins: Instruction, comparison: str, type_: str, *, ftz: b
         return results
     predicate = _predicate(ins, comparison, type_)
     if "f" in type_:
-        a, b = (read_float(t, operand, type_, ftz=ftz) for operand in (first, second))
+        a, b = (read_float(thread, operand, type_, ftz=ftz) for operand in (first, second))
     else:
-        a, b = (read(t, operand, type_) for operand in (first, second))
+        a, b = (read(thread, operand, type_) for operand in (first, second))
     return [a.compare(predicate, b)]
 
 
 @lowering("setp")
-def _setp(t: Thread, ins: Instruction) -> None:
+def _setp(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     comparison = m.require(*_COMPARISONS)
     combine, ftz, type_ = m.choice("and", "or", "xor"), m.flag("ftz"), m.type()
     m.done(4 if combine else 3)
-    results = _compare(t, ins, comparison, type_, ftz=ftz)
+    results = _compare(thread, ins, comparison, type_, ftz=ftz)
     target = ins.operands[0]
     targets = (target.first, target.second) if isinstance(target, Pair) else (target,)
     if len(results) == 1 and len(targets) == 2:
@@ -89,61 +93,61 @@ def _setp(t: Thread, ins: Instruction) -> None:
     if len(results) != len(targets):
         raise rejected(ins, "it needs two destinations p|q")
     if combine:
-        c = read(t, ins.operands[3], "pred")
+        c = read(thread, ins.operands[3], "pred")
         results = [result.op(combine, c) for result in results]
     for where, result in zip(targets, results, strict=True):
-        write(t, where, "pred", result)
+        write(thread, where, "pred", result)
 
 
 _SET_TRUE = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80, "f16x2": 0x3C00, "bf16x2": 0x3F80}
 
 
 @lowering("set")
-def _set(t: Thread, ins: Instruction) -> None:
+def _set(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     comparison = m.require(*_COMPARISONS)
     combine, ftz = m.choice("and", "or", "xor"), m.flag("ftz")
     source, target = m.type(), m.type()
     m.done(4 if combine else 3)
-    results = _compare(t, ins, comparison, source, ftz=ftz)
+    results = _compare(thread, ins, comparison, source, ftz=ftz)
     if combine:
-        c = read(t, ins.operands[3], "pred")
+        c = read(thread, ins.operands[3], "pred")
         results = [result.op(combine, c) for result in results]
     wide = "i32" if target in ("u32", "s32", "f32") and len(results) == 1 else "i16"
     yes = _SET_TRUE.get(target, -1)
-    chosen = [result.select(constant(t.e, wide, yes), 0) for result in results]
+    chosen = [result.select(constant(thread.emitter, wide, yes), 0) for result in results]
     value = join_halves(*chosen) if len(chosen) == 2 else chosen[0]
     if value.width == 16 and target in _HALF_PAIR:
         raise rejected(ins, f".{source} operands do not give .{target}")
-    write(t, ins.operands[0], f"b{value.width}", value)
+    write(thread, ins.operands[0], f"b{value.width}", value)
 
 
 @lowering("selp")
-def _selp(t: Thread, ins: Instruction) -> None:
+def _selp(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(4)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
-    write(t, ins.operands[0], type_, read(t, ins.operands[3], "pred").select(a, b))
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
+    write(thread, ins.operands[0], type_, read(thread, ins.operands[3], "pred").select(a, b))
 
 
 @lowering("slct")
-def _slct(t: Thread, ins: Instruction) -> None:
+def _slct(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     ftz, selector, type_ = m.flag("ftz"), m.type(), m.type()
     m.done(4)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
     if selector == "s32":
-        chosen = read(t, ins.operands[3], "s32").compare("sge", 0)
+        chosen = read(thread, ins.operands[3], "s32").compare("sge", 0)
     elif selector == "f32":
-        chosen = read_float(t, ins.operands[3], "f32", ftz=ftz).compare("oge", 0.0)
+        chosen = read_float(thread, ins.operands[3], "f32", ftz=ftz).compare("oge", 0.0)
     else:
         raise rejected(ins, "the selector must be .s32 or .f32")
-    write(t, ins.operands[0], type_, chosen.select(a, b))
+    write(thread, ins.operands[0], type_, chosen.select(a, b))
 
 
 @lowering("testp")
-def _testp(t: Thread, ins: Instruction) -> None:
+def _testp(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     kind = m.require("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     type_ = m.type()
@@ -154,7 +158,7 @@ def _testp(t: Thread, ins: Instruction) -> None:
     }.get(type_, (0, 0))
     if not infinite:
         raise rejected(ins, "it tests .f32 and .f64")
-    magnitude = read(t, ins.operands[1], type_.replace("f", "b")) & (
+    magnitude = read(thread, ins.operands[1], type_.replace("f", "b")) & (
         (1 << (int(type_[1:]) - 1)) - 1
     )
     result = {
@@ -166,4 +170,4 @@ def _testp(t: Thread, ins: Instruction) -> None:
         "normal": lambda: (magnitude - least).compare("ult", infinite - least) | magnitude.eq(0),
         "subnormal": lambda: (magnitude - 1).compare("ult", least - 1),
     }[kind]()
-    write(t, ins.operands[0], "pred", result)
+    write(thread, ins.operands[0], "pred", result)

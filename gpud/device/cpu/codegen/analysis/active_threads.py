@@ -151,15 +151,15 @@ def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int
         stage: the stage being written.
         uniform: identities of its instructions that run once for all threads.
     """
-    shape, flow, convergence = stage.kernel.shape, stage.w.flow, stage.convergence
+    shape, flow, convergence = stage.kernel.shape, stage.lockstep.flow, stage.convergence
     everybody = 0, shape.threads
     last = flow.blocks[stage.stage.last].last
     asks = last is not None and waits(last) and stage.has_effect(last, last)
     if asks or stage.to_spill or stage.stage.last in convergence.voted:
         return everybody
-    exits = [target for target in stage.w.plan.exits(stage.stage) if target != flow.exit]
+    exits = [target for target in stage.lockstep.plan.exits(stage.stage) if target != flow.exit]
     kept = {name for target in exits for name in stage.kernel.regions.spilled_at(target)}
-    found = ActiveThreads(shape, kept & stage.w.varying, stage.w.plan.values)
+    found = ActiveThreads(shape, kept & stage.lockstep.varying, stage.lockstep.plan.values)
     for segment in stage.stage.segments:
         block, *inner = (flow.blocks[number] for number in segment.blocks)
         if block.index in convergence.inner:

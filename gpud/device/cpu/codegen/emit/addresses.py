@@ -30,12 +30,12 @@ warps, from compute capability 8.0 on."""
 RESERVED_BYTES = 1024  # CUDA C++ Programming Guide 13.0, "Compute Capabilities"
 
 
-def header_field(e: Emitter, name: str, *, constant: bool = True) -> str:
+def header_field(emitter: Emitter, name: str, *, constant: bool = True) -> str:
     """Load a header field of the block ``%b``; ``constant``: it does not change during a run."""
     offset, type_ = HEADER[name]
-    pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+    pointer = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
     suffix = ", !invariant.load !0" if constant else ""
-    return e.value(f"load {type_}, ptr {pointer}{suffix}")
+    return emitter.value(f"load {type_}, ptr {pointer}{suffix}")
 
 
 class KernelAddresses:
@@ -53,7 +53,7 @@ class KernelAddresses:
 
     def __init__(
         self,
-        e: Emitter,
+        emitter: Emitter,
         shape: Shape,
         module: ModuleLayout,
         layout: BlockLayout,
@@ -63,7 +63,7 @@ class KernelAddresses:
         parameter_size: int,
         local: Callable[[str], str | None],
     ) -> None:
-        self.e = e
+        self.emitter = emitter
         self.shape = shape
         self.module = module
         self.layout = layout
@@ -76,13 +76,13 @@ class KernelAddresses:
         self.frame: tuple[str, str] | None = None
         self.used = "0"
         """i32: bytes of the frames that the functions on the call path have taken."""
-        self.tid = tid or thread_coordinates(e, shape, thread)
+        self.tid = tid or thread_coordinates(emitter, shape, thread)
 
     # -- special registers
 
     def special(self, name: str) -> tuple[str, str]:
         """(value, LLVM type) of a special register."""
-        e = self.e
+        emitter = self.emitter
         base, _, part = name.partition(".")
         axis = {"x": 0, "y": 1, "z": 2}.get(part, -1)
         shape = (self.shape.x, self.shape.y, self.shape.z)
@@ -92,23 +92,23 @@ class KernelAddresses:
             case "%ntid":
                 return str(shape[axis]), "i32"
             case "%ctaid" | "%nctaid":
-                return header_field(e, f"{base[1:]}_{part}"), "i32"
+                return header_field(emitter, f"{base[1:]}_{part}"), "i32"
             case "%laneid":
-                return e.value(f"and i32 {self.thread}, {WARP - 1}"), "i32"
+                return emitter.value(f"and i32 {self.thread}, {WARP - 1}"), "i32"
             case "%warpid":
-                return e.value(f"lshr i32 {self.thread}, 5"), "i32"
+                return emitter.value(f"lshr i32 {self.thread}, 5"), "i32"
             case "%nwarpid":
                 return str(self.layout.warps), "i32"
             case "%smid" | "%nsmid":
-                return header_field(e, base[1:], constant=False), "i32"
+                return header_field(emitter, base[1:], constant=False), "i32"
             case "%gridid":
-                return header_field(e, "grid_id"), "i64"
+                return header_field(emitter, "grid_id"), "i64"
             case "%dynamic_smem_size":
-                return header_field(e, "dynamic_shared"), "i32"
+                return header_field(emitter, "dynamic_shared"), "i32"
             case "%total_smem_size" | "%aggr_smem_size":
-                size = e.value(f"trunc i64 {header_field(e, 'shared_size')} to i32")
+                size = emitter.value(f"trunc i64 {header_field(emitter, 'shared_size')} to i32")
                 if base == "%total_smem_size" and RESERVED in self.module.shared.offsets:
-                    size = e.value(f"sub i32 {size}, {RESERVED_BYTES}")
+                    size = emitter.value(f"sub i32 {size}, {RESERVED_BYTES}")
                 return size, "i32"
             case "%clock" | "%clock64" | "%clock_hi":
                 return self._clock(base)
@@ -133,45 +133,45 @@ class KernelAddresses:
         )
 
     def _lane_mask(self, which: str) -> str:
-        e = self.e
-        lane = e.value(f"and i32 {self.thread}, {WARP - 1}")
-        equal = e.value(f"shl i32 1, {lane}")
-        below = e.value(f"sub i32 {equal}, 1")
+        emitter = self.emitter
+        lane = emitter.value(f"and i32 {self.thread}, {WARP - 1}")
+        equal = emitter.value(f"shl i32 1, {lane}")
+        below = emitter.value(f"sub i32 {equal}, 1")
         match which:
             case "eq":
                 return equal
             case "lt":
                 return below
             case "le":
-                return e.value(f"or i32 {below}, {equal}")
+                return emitter.value(f"or i32 {below}, {equal}")
             case "ge":
-                return e.value(f"xor i32 {below}, -1")
-        upto = e.value(f"or i32 {below}, {equal}")
-        return e.value(f"xor i32 {upto}, -1")
+                return emitter.value(f"xor i32 {below}, -1")
+        upto = emitter.value(f"or i32 {below}, {equal}")
+        return emitter.value(f"xor i32 {upto}, -1")
 
     def _clock(self, name: str) -> tuple[str, str]:
-        self.e.module.declare("declare i64 @llvm.readcyclecounter()")
-        value = self.e.value("call i64 @llvm.readcyclecounter()")
+        self.emitter.module.declare("declare i64 @llvm.readcyclecounter()")
+        value = self.emitter.value("call i64 @llvm.readcyclecounter()")
         return self._half(value, name, "%clock64", "%clock_hi")
 
     def _timer(self, name: str) -> tuple[str, str]:
         # CLOCK_REALTIME is 0 on Linux and macOS; a timespec is two 64-bit words there.
-        self.e.module.declare("declare i32 @clock_gettime(i32, ptr)")
-        time = self.e.alloca("[2 x i64]", "time")
-        self.e.do(f"call i32 @clock_gettime(i32 0, ptr {time})")
-        seconds = self.e.value(f"load i64, ptr {time}")
-        rest = self.e.value(f"getelementptr i64, ptr {time}, i64 1")
-        nanoseconds = self.e.value(f"load i64, ptr {rest}")
-        scaled = self.e.value(f"mul i64 {seconds}, 1000000000")
-        value = self.e.value(f"add i64 {scaled}, {nanoseconds}")
+        self.emitter.module.declare("declare i32 @clock_gettime(i32, ptr)")
+        time = self.emitter.alloca("[2 x i64]", "time")
+        self.emitter.do(f"call i32 @clock_gettime(i32 0, ptr {time})")
+        seconds = self.emitter.value(f"load i64, ptr {time}")
+        rest = self.emitter.value(f"getelementptr i64, ptr {time}, i64 1")
+        nanoseconds = self.emitter.value(f"load i64, ptr {rest}")
+        scaled = self.emitter.value(f"mul i64 {seconds}, 1000000000")
+        value = self.emitter.value(f"add i64 {scaled}, {nanoseconds}")
         return self._half(value, name, "%globaltimer", "%globaltimer_hi")
 
     def _half(self, value: str, name: str, whole: str, high: str) -> tuple[str, str]:
         if name == whole:
             return value, "i64"
         if name == high:
-            value = self.e.value(f"lshr i64 {value}, 32")
-        return self.e.value(f"trunc i64 {value} to i32"), "i32"
+            value = self.emitter.value(f"lshr i64 {value}, 32")
+        return self.emitter.value(f"trunc i64 {value} to i32"), "i32"
 
     # -- symbols and spaces
 
@@ -184,19 +184,19 @@ class KernelAddresses:
         if local is not None:
             return local
         if name in self.parameters:
-            base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'params')} to i64")
-            return self.e.value(f"add i64 {base}, {self.parameters[name]}")
+            base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'params')} to i64")
+            return self.emitter.value(f"add i64 {base}, {self.parameters[name]}")
         if name in module.dynamic_names:
             return str(module.dynamic_shared)
         if name in module.shared.offsets:
             return str(module.shared.offsets[name])
         if name in module.hidden.offsets:
-            end = self.e.value(f"add i64 {self.shared_size()}, {HIDDEN_ALIGNMENT - 1}")
-            base = self.e.value(f"and i64 {end}, {-HIDDEN_ALIGNMENT}")
-            return self.e.value(f"add i64 {base}, {module.hidden.offsets[name]}")
+            end = self.emitter.value(f"add i64 {self.shared_size()}, {HIDDEN_ALIGNMENT - 1}")
+            base = self.emitter.value(f"and i64 {end}, {-HIDDEN_ALIGNMENT}")
+            return self.emitter.value(f"add i64 {base}, {module.hidden.offsets[name]}")
         if name in module.data.offsets:
-            base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'data')} to i64")
-            return self.e.value(f"add i64 {base}, {module.data.offsets[name]}")
+            base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'data')} to i64")
+            return self.emitter.value(f"add i64 {base}, {module.data.offsets[name]}")
         if name in module.functions:
             return str(module.functions[name])
         raise KernelRejected(
@@ -205,23 +205,23 @@ class KernelAddresses:
 
     def shared_base(self) -> str:
         """``ptr`` to the block's shared memory."""
-        return header_field(self.e, "shared")
+        return header_field(self.emitter, "shared")
 
     def shared_size(self) -> str:
         """i64 bytes of the block's shared memory that the program may access."""
-        return header_field(self.e, "shared_size")
+        return header_field(self.emitter, "shared_size")
 
     def local_range(self) -> tuple[str, str]:
         """(i64 address, i64 bytes) of all threads' local memory."""
-        base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'locals')} to i64")
+        base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'locals')} to i64")
         return base, self.local_size
 
     def thread_local_range(self) -> tuple[str, str]:
         """(i64 address, i64 bytes) of the thread's local memory of the kernel itself."""
         base, _ = self.local_range()
-        index = self.e.value(f"zext i32 {self.thread} to i64")
-        mine = self.e.value(f"mul i64 {index}, {self.own_local_size}")
-        return self.e.value(f"add i64 {base}, {mine}"), str(self.own_local_size)
+        index = self.emitter.value(f"zext i32 {self.thread} to i64")
+        mine = self.emitter.value(f"mul i64 {index}, {self.own_local_size}")
+        return self.emitter.value(f"add i64 {base}, {mine}"), str(self.own_local_size)
 
     def own_local_range(self) -> tuple[str, str]:
         """(i64 address, i64 bytes) of the thread's own local memory; of its frame in functions."""
@@ -231,23 +231,23 @@ class KernelAddresses:
 
     def const_range(self) -> tuple[str, str]:
         """(i64 address, i64 bytes) of the module's constant memory."""
-        base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'data')} to i64")
+        base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'data')} to i64")
         return base, str(self.module.const_size)
 
     def param_range(self) -> tuple[str, str]:
         """(i64 address, i64 bytes) of the kernel's parameters."""
-        base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'params')} to i64")
+        base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'params')} to i64")
         return base, str(self.parameter_size)
 
 
-def thread_coordinates(e: Emitter, shape: Shape, thread: str) -> tuple[str, str, str]:
+def thread_coordinates(emitter: Emitter, shape: Shape, thread: str) -> tuple[str, str, str]:
     """(x, y, z) of a thread from its index, as i32; divisions are by constants."""
     if shape.y == 1 and shape.z == 1:
         return thread, "0", "0"
-    x = e.value(f"urem i32 {thread}, {shape.x}")
-    rest = e.value(f"udiv i32 {thread}, {shape.x}")
+    x = emitter.value(f"urem i32 {thread}, {shape.x}")
+    rest = emitter.value(f"udiv i32 {thread}, {shape.x}")
     if shape.z == 1:
         return x, rest, "0"
-    y = e.value(f"urem i32 {rest}, {shape.y}")
-    z = e.value(f"udiv i32 {rest}, {shape.y}")
+    y = emitter.value(f"urem i32 {rest}, {shape.y}")
+    z = emitter.value(f"udiv i32 {rest}, {shape.y}")
     return x, y, z

@@ -58,19 +58,19 @@ class BoundaryTile:
         down: ``ptr`` to the number of rows.
     """
 
-    def __init__(self, e: Emitter, body: set[int], *, taken: bool) -> None:
-        self.e = e
+    def __init__(self, emitter: Emitter, body: set[int], *, taken: bool) -> None:
+        self.emitter = emitter
         self.body = body
         self.taken = taken
-        self.across = e.alloca("i32", "across")
-        self.down = e.alloca("i32", "down")
+        self.across = emitter.alloca("i32", "across")
+        self.down = emitter.alloca("i32", "down")
         for name in ("umax", "umin"):
-            e.module.declare(f"declare i32 @llvm.{name}.i32(i32, i32)")
+            emitter.module.declare(f"declare i32 @llvm.{name}.i32(i32, i32)")
 
     def all_active(self, shape: Shape) -> None:
         """Set the tile to the whole block."""
-        self.e.do(f"store i32 {shape.x}, ptr {self.across}")
-        self.e.do(f"store i32 {shape.y * shape.z}, ptr {self.down}")
+        self.emitter.do(f"store i32 {shape.x}, ptr {self.across}")
+        self.emitter.do(f"store i32 {shape.y * shape.z}, ptr {self.down}")
 
     def find(self, vote: Callable[[str], str], agree: str, shape: Shape) -> str:
         """Find the smallest tile that has all threads that pass; an i1: whether it has no others.
@@ -80,29 +80,34 @@ class BoundaryTile:
             agree: i32 number of threads that take the branch.
             shape: of the block.
         """
-        e = self.e
+        emitter = self.emitter
         for slot in (self.across, self.down):
-            e.do(f"store i32 0, ptr {slot}")
-        with e.count("0", str(shape.threads)) as thread:
-            goes = e.value(f"icmp {'ne' if self.taken else 'eq'} i32 {vote(thread)}, 0")
+            emitter.do(f"store i32 0, ptr {slot}")
+        with emitter.count("0", str(shape.threads)) as thread:
+            goes = emitter.value(f"icmp {'ne' if self.taken else 'eq'} i32 {vote(thread)}, 0")
             for slot, step in ((self.across, "urem"), (self.down, "udiv")):
-                place = e.value(f"{step} i32 {thread}, {shape.x}")
-                far = e.value(f"select i1 {goes}, i32 {e.value(f'add i32 {place}, 1')}, i32 0")
-                sofar = e.value(f"load i32, ptr {slot}")
-                most = e.value(f"call i32 @llvm.umax.i32(i32 {sofar}, i32 {far})")
-                e.do(f"store i32 {most}, ptr {slot}")
-        number = agree if self.taken else e.value(f"sub i32 {shape.threads}, {agree}")
-        across, down = (e.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
-        return e.value(f"icmp eq i32 {number}, {e.value(f'mul i32 {across}, {down}')}")
+                place = emitter.value(f"{step} i32 {thread}, {shape.x}")
+                far = emitter.value(
+                    f"select i1 {goes}, i32 {emitter.value(f'add i32 {place}, 1')}, i32 0"
+                )
+                sofar = emitter.value(f"load i32, ptr {slot}")
+                most = emitter.value(f"call i32 @llvm.umax.i32(i32 {sofar}, i32 {far})")
+                emitter.do(f"store i32 {most}, ptr {slot}")
+        number = agree if self.taken else emitter.value(f"sub i32 {shape.threads}, {agree}")
+        across, down = (emitter.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
+        return emitter.value(f"icmp eq i32 {number}, {emitter.value(f'mul i32 {across}, {down}')}")
 
     def at_most(self, slot: str, stop: int) -> str:
         """`across` or `down` (i32), clamped to ``stop`` so that LLVM knows the bound."""
-        value = self.e.value(f"load i32, ptr {slot}")
-        return self.e.value(f"call i32 @llvm.umin.i32(i32 {value}, i32 {stop})")
+        value = self.emitter.value(f"load i32, ptr {slot}")
+        return self.emitter.value(f"call i32 @llvm.umin.i32(i32 {value}, i32 {stop})")
 
     def holds(self, x: int, row: int) -> str:
         """An i1: whether the thread at ``x`` in ``row`` is in the tile."""
-        e = self.e
-        across, down = (e.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
-        inside = (e.value(f"icmp ugt i32 {across}, {x}"), e.value(f"icmp ugt i32 {down}, {row}"))
-        return e.value(f"and i1 {inside[0]}, {inside[1]}")
+        emitter = self.emitter
+        across, down = (emitter.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
+        inside = (
+            emitter.value(f"icmp ugt i32 {across}, {x}"),
+            emitter.value(f"icmp ugt i32 {down}, {row}"),
+        )
+        return emitter.value(f"and i1 {inside[0]}, {inside[1]}")

@@ -59,37 +59,37 @@ def define_reports(ir: IRModule) -> None:
     more = ", i32 %line, i32 %claim, i32 %site, i64 %address"
     for name, arguments, fields in ((_BAD_TARGET, more, astray), (_STACK_FULL, "", full)):
         header = f"define internal void @{name}(ptr %b, i32 %thread{arguments})"
-        e = Emitter(ir, f"{header} nounwind cold noinline minsize")
-        report_fields(e, fields)
-        e.end("ret void")
-        e.finish()
+        emitter = Emitter(ir, f"{header} nounwind cold noinline minsize")
+        report_fields(emitter, fields)
+        emitter.end("ret void")
+        emitter.finish()
 
 
 def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
     """Emit a ``gpud.target``: end the block if the jump or call that follows has a wrong target."""
-    e = code.e
+    emitter = code.emitter
     site, value, claim, *legal = ins.operands
     assert isinstance(site, ptx.Address)
-    astray, go_on = e.label("astray"), e.label("aimed")
+    astray, go_on = emitter.label("astray"), emitter.label("aimed")
     if legal and isinstance(legal[0], ptx.Immediate):
         index = code.read(value, "u32")
-        given = e.value(f"zext i32 {index} to i64")
-        out = e.value(f"icmp uge i32 {index}, {legal[0].value}")
-        e.branch_unlikely(out, astray, go_on)
+        given = emitter.value(f"zext i32 {index} to i64")
+        out = emitter.value(f"icmp uge i32 {index}, {legal[0].value}")
+        emitter.branch_unlikely(out, astray, go_on)
     else:
         given = code.read(value, "u64")
         numbers = [code.program.pointers[one.name] for one in legal if isinstance(one, ptx.Symbol)]
-        switch(e, given, [(number, go_on) for number in numbers], astray, cold=True)
-    e.place(astray)
+        switch(emitter, given, [(number, go_on) for number in numbers], astray, cold=True)
+    emitter.place(astray)
     known = (code.places.thread, str(ins.line), code.read(claim, "u32"), str(site.offset))
     arguments = ", ".join(f"i32 {number}" for number in known)
-    e.do(f"call void @{_BAD_TARGET}(ptr %b, {arguments}, i64 {given})")
+    emitter.do(f"call void @{_BAD_TARGET}(ptr %b, {arguments}, i64 {given})")
     code.fail()
-    e.place(go_on)
+    emitter.place(go_on)
 
 
 def switch(
-    e: Emitter, value: str, cases: Sequence[tuple[int, str]], otherwise: str, *, cold: bool
+    emitter: Emitter, value: str, cases: Sequence[tuple[int, str]], otherwise: str, *, cold: bool
 ) -> None:
     """End the LLVM block with a switch on an i64; ``cold``: the default case is unlikely."""
     arms = " ".join(f"i64 {number}, label %{label}" for number, label in cases)
@@ -97,28 +97,28 @@ def switch(
     if cold and cases:
         likely = ", i32 100000" * len(cases)
         weights = f', !prof !{{!"branch_weights", i32 1{likely}}}'
-    e.end(f"switch i64 {value}, label %{otherwise} [{arms}]{weights}")
+    emitter.end(f"switch i64 {value}, label %{otherwise} [{arms}]{weights}")
 
 
 def check_stack_room(code: ThreadCode, size: int) -> None:
     """Before a call of a function with a frame: end the block if the frame does not fit."""
-    e = code.e
+    emitter = code.emitter
     full = "true"
     if size <= STACK_BYTES:
-        full = e.value(f"icmp ugt i32 {code.places.used}, {STACK_BYTES - size}")
-    end, fits = e.label("full"), e.label("fits")
-    e.branch_unlikely(full, end, fits)
-    e.place(end)
-    e.do(f"call void @{_STACK_FULL}(ptr %b, i32 {code.places.thread})")
+        full = emitter.value(f"icmp ugt i32 {code.places.used}, {STACK_BYTES - size}")
+    end, fits = emitter.label("full"), emitter.label("fits")
+    emitter.branch_unlikely(full, end, fits)
+    emitter.place(end)
+    emitter.do(f"call void @{_STACK_FULL}(ptr %b, i32 {code.places.thread})")
     code.fail()
-    e.place(fits)
+    emitter.place(fits)
 
 
 def return_if_failed(code: ThreadCode, failed: str) -> None:
     """Leave if the i1 ``failed`` is set, which is unlikely: the thread has ended its block."""
-    e = code.e
-    end, go_on = e.label("failed"), e.label("fine")
-    e.branch_unlikely(failed, end, go_on)
-    e.place(end)
+    emitter = code.emitter
+    end, go_on = emitter.label("failed"), emitter.label("fine")
+    emitter.branch_unlikely(failed, end, go_on)
+    emitter.place(end)
     code.fail()
-    e.place(go_on)
+    emitter.place(go_on)

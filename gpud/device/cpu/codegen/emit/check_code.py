@@ -82,7 +82,7 @@ def bounds_of(code: ThreadCode, found: CheckOperands, which: int = 0) -> Bounds:
     if origin in ("shared", "static"):
         first = "0"
         if space != "shared":
-            first = code.e.value(f"ptrtoint ptr {places.shared_base()} to i64")
+            first = code.emitter.value(f"ptrtoint ptr {places.shared_base()} to i64")
         static = origin == "static"
         size = str(places.module.shared.size) if static else places.shared_size()
         return Bounds(first, size, _BLOCK_ALIGN)
@@ -106,7 +106,7 @@ def address_of(code: ThreadCode, found: CheckOperands) -> str:
     if found.base is None:
         return str(found.low)
     value = code.read(found.base, "u64")
-    return code.e.value(f"add i64 {value}, {found.low}") if found.low else value
+    return code.emitter.value(f"add i64 {value}, {found.low}") if found.low else value
 
 
 def bounds_vary(found: CheckOperands) -> bool:
@@ -120,7 +120,7 @@ def misses(code: ThreadCode, found: CheckOperands, address: str) -> str:
     out = ""
     for which in range(max(1, len(found.origins))):
         one = hull_misses(code, found, address, bounds_of(code, found, which))
-        out = code.e.value(f"and i1 {out}, {one}") if out else one
+        out = code.emitter.value(f"and i1 {out}, {one}") if out else one
     return out
 
 
@@ -130,59 +130,59 @@ def hull_misses(code: ThreadCode, found: CheckOperands, address: str, bounds: Bo
     Both are one comparison if the range's first address is a multiple of the alignment: after a
     rotation by the alignment's bits, a misaligned offset is larger than any size.
     """
-    e = code.e
-    off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
-    limit = start_count(e, bounds, found.span)
+    emitter = code.emitter
+    off = address if bounds.first == "0" else emitter.value(f"sub i64 {address}, {bounds.first}")
+    limit = start_count(emitter, bounds, found.span)
     if found.align == 1:
-        return e.value(f"icmp uge i64 {off}, {limit}")
+        return emitter.value(f"icmp uge i64 {off}, {limit}")
     bits = found.align.bit_length() - 1
     if bounds.align % found.align == 0:
-        e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
-        turned = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
+        emitter.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
+        turned = emitter.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         if limit.isdigit():
-            return e.value(f"icmp uge i64 {turned}, {-(-int(limit) >> bits)}")
-        up = e.value(f"add i64 {limit}, {found.align - 1}")
-        return e.value(f"icmp uge i64 {turned}, {e.value(f'lshr i64 {up}, {bits}')}")
-    out = e.value(f"icmp uge i64 {off}, {limit}")
-    low = e.value(f"and i64 {address}, {found.align - 1}")
-    return e.value(f"or i1 {out}, {e.value(f'icmp ne i64 {low}, 0')}")
+            return emitter.value(f"icmp uge i64 {turned}, {-(-int(limit) >> bits)}")
+        up = emitter.value(f"add i64 {limit}, {found.align - 1}")
+        return emitter.value(f"icmp uge i64 {turned}, {emitter.value(f'lshr i64 {up}, {bits}')}")
+    out = emitter.value(f"icmp uge i64 {off}, {limit}")
+    low = emitter.value(f"and i64 {address}, {found.align - 1}")
+    return emitter.value(f"or i1 {out}, {emitter.value(f'icmp ne i64 {low}, 0')}")
 
 
-def start_count(e: Emitter, bounds: Bounds, span: int) -> str:
+def start_count(emitter: Emitter, bounds: Bounds, span: int) -> str:
     """The number (i64) of offsets within ``bounds`` at which ``span`` bytes fit."""
     if bounds.size.lstrip("-").isdigit():
         return str(max(0, int(bounds.size) + 1 - span))
-    e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
-    return e.value(f"call i64 @llvm.usub.sat.i64(i64 {bounds.size}, i64 {span - 1})")
+    emitter.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
+    return emitter.value(f"call i64 @llvm.usub.sat.i64(i64 {bounds.size}, i64 {span - 1})")
 
 
 def check(code: ThreadCode, ins: ptx.Instruction) -> None:
     """Emit a ``gpud.bounds`` for the current thread; its guard has been tested."""
-    e, found = code.e, decode_check(ins)
+    emitter, found = code.emitter, decode_check(ins)
     address = address_of(code, found)
-    warm, end = e.label("warm"), e.label("end")
+    warm, end = emitter.label("warm"), emitter.label("end")
     # Accesses to static shared variables are not expected beyond the static part.
     known = not found.origins or found.origins[0] == "static"
     for which in range(1 if known else min(MAX_ORIGINS, len(found.origins))):
         out = hull_misses(code, found, address, bounds_of(code, found, which))
-        cold = e.label("cold")
-        e.branch_unlikely(out, cold, warm)
-        e.place(cold)
+        cold = emitter.label("cold")
+        emitter.branch_unlikely(out, cold, warm)
+        emitter.place(cold)
     check_exactly(code, ins, address, end)
-    e.jump(warm)
-    e.place(end)
+    emitter.jump(warm)
+    emitter.place(end)
     code.fail()
-    e.place(warm)
+    emitter.place(warm)
 
 
 def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str) -> None:
     """Check each member of a check whose hull is at ``address``; go to ``end`` after a report."""
-    e, found = code.e, decode_check(ins)
+    emitter, found = code.emitter, decode_check(ins)
     claim = code.read(found.claim, "u32")
     # In other spaces no frame is legal: the exact check then needs one register less.
     used = code.places.used if found.space in ("generic", "local", "param") else "0"
     for member in found.members:
-        mine = e.value(f"add i64 {address}, {member.low - found.low}")
+        mine = emitter.value(f"add i64 {address}, {member.low - found.low}")
         arguments = (
             f"i32 {code.places.thread}",
             f"i64 {mine}",
@@ -195,31 +195,33 @@ def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str
             f"i32 {ins.line}",
             f"i32 {used}",
         )
-        bad = e.value(f"call i1 @{_EXACT}(ptr %b, {', '.join(arguments)})")
-        fine = e.label("fine")
-        e.branch(bad, end, fine)
-        e.place(fine)
+        bad = emitter.value(f"call i1 @{_EXACT}(ptr %b, {', '.join(arguments)})")
+        fine = emitter.label("fine")
+        emitter.branch(bad, end, fine)
+        emitter.place(fine)
 
 
 def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     """Emit a ``gpud.poll``: end the block if its job is to be killed."""
-    e = code.e
-    field = e.value(f"getelementptr i8, ptr %b, i64 {BLOCK['run'][0] - BLOCK_BYTES}")
-    run = e.value(f"load ptr, ptr {field}, !invariant.load !0")
-    flag = e.value(f"getelementptr i8, ptr {run}, i64 {RUN['kill'][0]}")
-    value = e.value(f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_OTHER_MEMORY}")
-    killed = e.value(f"icmp ne i32 {value}, 0")
-    end, go_on = e.label("killed"), e.label("alive")
-    e.branch_unlikely(killed, end, go_on)
-    e.place(end)
+    emitter = code.emitter
+    field = emitter.value(f"getelementptr i8, ptr %b, i64 {BLOCK['run'][0] - BLOCK_BYTES}")
+    run = emitter.value(f"load ptr, ptr {field}, !invariant.load !0")
+    flag = emitter.value(f"getelementptr i8, ptr {run}, i64 {RUN['kill'][0]}")
+    value = emitter.value(
+        f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_OTHER_MEMORY}"
+    )
+    killed = emitter.value(f"icmp ne i32 {value}, 0")
+    end, go_on = emitter.label("killed"), emitter.label("alive")
+    emitter.branch_unlikely(killed, end, go_on)
+    emitter.place(end)
     fields = {
         "error": str(Failure.KILLED),
         "error_thread": code.places.thread,
         "error_line": str(ins.line),
     }
-    report_fields(e, fields)
+    report_fields(emitter, fields)
     code.fail()
-    e.place(go_on)
+    emitter.place(go_on)
 
 
 # -- the exact test ----------------------------------------------------------------------------
@@ -236,52 +238,52 @@ def define_exact_check(kernel: KernelContext) -> None:
         "i32 %site, i32 %space, i32 %generic, i32 %claim, i32 %line, i32 %used) "
         "nounwind cold noinline minsize"
     )
-    e = Emitter(ir, header)
-    places = kernel.places(e, "%thread")
-    inside, outside = e.label("inside"), e.label("outside")
+    emitter = Emitter(ir, header)
+    places = kernel.places(emitter, "%thread")
+    inside, outside = emitter.label("inside"), emitter.label("outside")
 
     def accept(first: str, size: str, condition: str = "true") -> None:
-        within = _within(e, first, size)
-        no = e.label("no")
-        e.branch(e.value(f"and i1 {within}, {condition}"), inside, no)
-        e.place(no)
+        within = _within(emitter, first, size)
+        no = emitter.label("no")
+        emitter.branch(emitter.value(f"and i1 {within}, {condition}"), inside, no)
+        emitter.place(no)
 
     def space_is(*spaces: int) -> str:
         result = "false"
         for space in spaces:
-            same = e.value(f"icmp eq i32 %space, {space}")
-            result = e.value(f"or i1 {result}, {same}")
+            same = emitter.value(f"icmp eq i32 %space, {space}")
+            result = emitter.value(f"or i1 {result}, {same}")
         return result
 
     def or_generic(space: int) -> str:
-        generic = e.value("icmp ne i32 %generic, 0")
-        return e.value(f"or i1 {space_is(space)}, {generic}")
+        generic = emitter.value("icmp ne i32 %generic, 0")
+        return emitter.value(f"or i1 {space_is(space)}, {generic}")
 
     base, size = kernel.arena or (0, 0)
     accept(str(_signed(base)), str(_signed(size)), space_is(Space.GLOBAL))
-    data = e.value(f"ptrtoint ptr {header_field(e, 'data')} to i64")
+    data = emitter.value(f"ptrtoint ptr {header_field(emitter, 'data')} to i64")
     accept(data, str(kernel.module.data.size), space_is(Space.GLOBAL))
     if kernel.heap is not None:
         heap, heap_size = kernel.heap
         accept(str(_signed(heap)), str(heap_size), space_is(Space.GLOBAL))
     if kernel.syncs_grid:
         hidden = max(kernel.parameters.values())
-        control = load(e, "ptr", offset(e, header_field(e, "params"), hidden))
-        job = load(e, "i64", offset(e, control, words.JOB))
-        grid = e.value(f"add i64 {job}, {words.GRID_SYNC}")
+        control = load(emitter, "ptr", offset(emitter, header_field(emitter, "params"), hidden))
+        job = load(emitter, "i64", offset(emitter, control, words.JOB))
+        grid = emitter.value(f"add i64 {job}, {words.GRID_SYNC}")
         accept(grid, str(words.GRID_SYNC_BYTES), space_is(Space.GLOBAL))
     accept(*places.const_range(), space_is(Space.CONST))
-    window = e.value(f"ptrtoint ptr {places.shared_base()} to i64")
-    accept(window, places.shared_size(), e.value("icmp ne i32 %generic, 0"))
+    window = emitter.value(f"ptrtoint ptr {places.shared_base()} to i64")
+    accept(window, places.shared_size(), emitter.value("icmp ne i32 %generic, 0"))
     accept("0", places.shared_size(), space_is(Space.SHARED))
     # A struct that is passed by value lies in its caller's local memory.
-    mine = e.value(f"or i1 {or_generic(Space.LOCAL)}, {space_is(Space.PARAM)}")
+    mine = emitter.value(f"or i1 {or_generic(Space.LOCAL)}, {space_is(Space.PARAM)}")
     accept(*places.own_local_range(), mine)
     accept(*places.param_range(), or_generic(Space.PARAM))
     if kernel.frames:
-        accept(stack_base(kernel, e), e.value("zext i32 %used to i64"), mine)
-    e.jump(outside)
-    e.place(outside)
+        accept(stack_base(kernel, emitter), emitter.value("zext i32 %used to i64"), mine)
+    emitter.jump(outside)
+    emitter.place(outside)
     # Addresses of non-generic spaces are host addresses: report the offset instead.
     start = "0"
     for space, first in (
@@ -289,27 +291,27 @@ def define_exact_check(kernel: KernelContext) -> None:
         (Space.CONST, places.const_range()[0]),
         (Space.PARAM, places.param_range()[0]),
     ):
-        start = e.value(f"select i1 {space_is(space)}, i64 {first}, i64 {start}")
-    shown = e.value(f"sub i64 %address, {start}")
-    _report(e, Failure.ADDRESS, shown)
-    e.end("ret i1 true")
-    e.place(inside)
-    low = e.value(f"and i64 %address, {e.value('sub i64 %align, 1')}")
-    with e.when(e.value(f"icmp ne i64 {low}, 0")):
-        _report(e, Failure.MISALIGNED, "%address")
-        e.end("ret i1 true")
-    e.end("ret i1 false")
-    e.finish()
+        start = emitter.value(f"select i1 {space_is(space)}, i64 {first}, i64 {start}")
+    shown = emitter.value(f"sub i64 %address, {start}")
+    _report(emitter, Failure.ADDRESS, shown)
+    emitter.end("ret i1 true")
+    emitter.place(inside)
+    low = emitter.value(f"and i64 %address, {emitter.value('sub i64 %align, 1')}")
+    with emitter.when(emitter.value(f"icmp ne i64 {low}, 0")):
+        _report(emitter, Failure.MISALIGNED, "%address")
+        emitter.end("ret i1 true")
+    emitter.end("ret i1 false")
+    emitter.finish()
 
 
-def _within(e: Emitter, first: str, size: str) -> str:
-    off = e.value(f"sub i64 %address, {first}")
-    fits = e.value(f"icmp ule i64 %span, {size}")
-    last = e.value(f"sub i64 {size}, %span")
-    return e.value(f"and i1 {fits}, {e.value(f'icmp ule i64 {off}, {last}')}")
+def _within(emitter: Emitter, first: str, size: str) -> str:
+    off = emitter.value(f"sub i64 %address, {first}")
+    fits = emitter.value(f"icmp ule i64 %span, {size}")
+    last = emitter.value(f"sub i64 {size}, %span")
+    return emitter.value(f"and i1 {fits}, {emitter.value(f'icmp ule i64 {off}, {last}')}")
 
 
-def _report(e: Emitter, failure: int, address: str) -> None:
+def _report(emitter: Emitter, failure: int, address: str) -> None:
     fields = {
         "error": str(failure),
         "error_thread": "%thread",
@@ -319,13 +321,13 @@ def _report(e: Emitter, failure: int, address: str) -> None:
         "error_space": "%space",
         "error_address": address,
     }
-    report_fields(e, fields)
+    report_fields(emitter, fields)
 
 
-def stack_base(kernel: KernelContext, e: Emitter) -> str:
+def stack_base(kernel: KernelContext, emitter: Emitter) -> str:
     """The i64 address of the frames of functions, after the threads' local memory."""
-    base = e.value(f"ptrtoint ptr {header_field(e, 'locals')} to i64")
-    return e.value(f"add i64 {base}, {kernel.local_size * kernel.layout.padded}")
+    base = emitter.value(f"ptrtoint ptr {header_field(emitter, 'locals')} to i64")
+    return emitter.value(f"add i64 {base}, {kernel.local_size * kernel.layout.padded}")
 
 
 def metadata(ir: IRModule) -> None:

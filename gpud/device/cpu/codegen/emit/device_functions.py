@@ -161,17 +161,17 @@ class _Writer:
         header = f"define internal {self.returned} {name}({', '.join(arguments)}) nounwind"
         if kernel.ir.flushes:
             header += f" {FLUSHING_ATTRIBUTES}"
-        self.e = Emitter(kernel.ir, header)
+        self.emitter = Emitter(kernel.ir, header)
         self.locals: dict[str, str] = {}
 
     def define(self) -> None:
-        e, function, kernel = self.e, self.function, self.kernel
+        emitter, function, kernel = self.emitter, self.function, self.kernel
         storage = register_storage(function.body or ())
-        places = kernel.places(e, "%thread")
+        places = kernel.places(emitter, "%thread")
         places.local = self.locals.get
         if kernel.program.frame_sizes:
             places.used = "%used"
-        code = ThreadCode(e, storage, places, kernel.program)
+        code = ThreadCode(emitter, storage, places, kernel.program)
         code.noncanonical = noncanonical_registers(function.body or (), storage)
         code.arena = kernel.arena
         code.heap = kernel.heap
@@ -180,19 +180,19 @@ class _Writer:
         self._place_variables()
         for name, type_ in storage.items():
             if type_ == "i1" or name.startswith("%P."):
-                e.do(f"store {type_} {zero(type_)}, ptr {code.slot(name)}")
+                emitter.do(f"store {type_} {zero(type_)}, ptr {code.slot(name)}")
         for index, parameter in enumerate(function.parameters):
             if not parameter.dims:
                 name = f"%P.{parameter.name}" if parameter.space == "param" else parameter.name
                 code.write(ptx.Register(name), parameter.type, f"%p{index}")
-        self.labels = {b: e.label(f"b{b}") for b in self.flow.order}
+        self.labels = {b: emitter.label(f"b{b}") for b in self.flow.order}
         for number in self.flow.order:
-            e.place(self.labels[number])
+            emitter.place(self.labels[number])
             self._block(self.flow.blocks[number])
-        e.finish()
+        emitter.finish()
 
     def _place_variables(self) -> None:
-        function, e = self.function, self.e
+        function, emitter = self.function, self.emitter
         pointers: dict[str, str] = {}
         if function.name in self.kernel.program.frame_sizes:
             pointers.update(self._take_frame())
@@ -200,7 +200,9 @@ class _Writer:
             for statement in function.body or ():
                 if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
                     size, alignment = size_and_align(statement)
-                    slot = e.alloca(f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local")
+                    slot = emitter.alloca(
+                        f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local"
+                    )
                     pointers[statement.name] = slot
         for index, parameter in enumerate(function.parameters):
             if parameter.dims:
@@ -209,19 +211,19 @@ class _Writer:
             if parameter.dims:
                 pointers[parameter.name] = f"%r{index}"
         for name, pointer in pointers.items():
-            self.locals[name] = e.value(f"ptrtoint ptr {pointer} to i64")
+            self.locals[name] = emitter.value(f"ptrtoint ptr {pointer} to i64")
 
     def _take_frame(self) -> dict[str, str]:
         """Take a frame, whose size the caller has checked; pointers to its local variables."""
-        e, kernel = self.e, self.kernel
+        emitter, kernel = self.emitter, self.kernel
         size = kernel.program.frame_sizes[self.function.name]
-        first = stack_base(kernel, e)
-        mine = e.value(f"add i64 {first}, {e.value('zext i32 %used to i64')}")
-        self.code.places.used = e.value(f"add i32 %used, {size}")
+        first = stack_base(kernel, emitter)
+        mine = emitter.value(f"add i64 {first}, {emitter.value('zext i32 %used to i64')}")
+        self.code.places.used = emitter.value(f"add i32 %used, {size}")
         self.code.places.frame = (mine, str(size))
-        start = e.value(f"inttoptr i64 {mine} to ptr")
+        start = emitter.value(f"inttoptr i64 {mine} to ptr")
         return {
-            name: e.value(f"getelementptr i8, ptr {start}, i64 {offset}")
+            name: emitter.value(f"getelementptr i8, ptr {start}, i64 {offset}")
             for name, offset in _frame(self.function.body or ()).offsets.items()
         }
 
@@ -229,12 +231,12 @@ class _Writer:
         """Return to the caller, which tests whether the thread has ended its block."""
         if self.scalars:
             type_ = LLVM_TYPE[self.scalars[0].type]
-            self.e.end(f"ret {self.returned} {{ {type_} {zero(type_)}, i1 true }}")
+            self.emitter.end(f"ret {self.returned} {{ {type_} {zero(type_)}, i1 true }}")
         else:
-            self.e.end("ret i1 true")
+            self.emitter.end("ret i1 true")
 
     def _block(self, block: Block) -> None:
-        e, last = self.e, block.last
+        emitter, last = self.emitter, block.last
         for place in block.places[:-1]:
             self.code.run(place.instruction)
         if last is None:
@@ -245,11 +247,11 @@ class _Writer:
             if last.guard is None:
                 self._go(block.successors[0])
                 return
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self.code.guard(last.guard), taken, falls)
-            e.place(taken)
+            taken, falls = emitter.label("taken"), emitter.label("falls")
+            emitter.branch(self.code.guard(last.guard), taken, falls)
+            emitter.place(taken)
             self._go(block.successors[0])
-            e.place(falls)
+            emitter.place(falls)
             self._go(block.successors[-1])
         elif base == "brx":
             self._indexed(block, last)
@@ -261,14 +263,14 @@ class _Writer:
         index = self.code.read(ins.operands[0], "u32")
         targets = [self.labels[number] for number in self.flow.table(ins)]
         cases = " ".join(f"i32 {n}, label %{target}" for n, target in enumerate(targets))
-        self.e.end(f"switch i32 {index}, label %{targets[-1]} [{cases}]")
+        self.emitter.end(f"switch i32 {index}, label %{targets[-1]} [{cases}]")
 
     def _go(self, target: int) -> None:
         if target != self.flow.exit:
-            self.e.jump(self.labels[target])
+            self.emitter.jump(self.labels[target])
             return
         if not self.scalars:
-            self.e.end("ret i1 false" if self.may_fail else "ret void")
+            self.emitter.end("ret i1 false" if self.may_fail else "ret void")
             return
         result = self.scalars[0]
         name = f"%P.{result.name}" if result.space == "param" else result.name
@@ -276,5 +278,5 @@ class _Writer:
         if self.may_fail:
             type_ = LLVM_TYPE[result.type]
             whole = f"{self.returned} {{ {type_} {zero(type_)}, i1 false }}"
-            value = self.e.value(f"insertvalue {whole}, {type_} {value}, 0")
-        self.e.end(f"ret {self.returned} {value}")
+            value = self.emitter.value(f"insertvalue {whole}, {type_} {value}, 0")
+        self.emitter.end(f"ret {self.returned} {value}")

@@ -32,13 +32,13 @@ _CONTEXT = 3
 _OWN = {FAULT: 3, ASSERT: 5, LEAVE: 0, RAW_ASSERT: 5, BREAKPOINT: 0}
 
 
-def report(e: Emitter, code: Thread, thread: str, ins: ptx.Instruction) -> None:
+def report(emitter: Emitter, code: Thread, thread: str, ins: ptx.Instruction) -> None:
     """Record in the block's header that thread ``thread`` (i32) ended it at ``ins``, a ``trap``."""
     what, arguments, claim = _parts(code, ins)
     fields = {"error_thread": thread, "error_line": str(ins.line), "error_claim": claim}
     if what == FAULT:
         kind, site, address = arguments
-        fields["error"] = _failure(e, code, kind)
+        fields["error"] = _failure(emitter, code, kind)
         fields["error_site"] = code.read(site, "u32")
         fields["error_address"] = code.read(address, "u64")
     elif what in (ASSERT, RAW_ASSERT):
@@ -58,7 +58,7 @@ def report(e: Emitter, code: Thread, thread: str, ins: ptx.Instruction) -> None:
         fields["error"] = str(Failure.BREAKPOINT)
     else:
         fields["error"] = str(Failure.TRAP)
-    report_fields(e, fields)
+    report_fields(emitter, fields)
 
 
 def _parts(code: Thread, ins: ptx.Instruction) -> tuple[str, list[ptx.Operand], str]:
@@ -75,15 +75,15 @@ def _parts(code: Thread, ins: ptx.Instruction) -> tuple[str, list[ptx.Operand], 
     return what.name, arguments, claim
 
 
-def _failure(e: Emitter, code: Thread, kind: ptx.Operand) -> str:
+def _failure(emitter: Emitter, code: Thread, kind: ptx.Operand) -> str:
     if isinstance(kind, ptx.Immediate):
         return str(_FAILURES.get(kind.value, Failure.TRAP))
-    number = e.value(f"and i32 {code.read(kind, 'u32')}, 7")
-    place = e.value(f"shl i32 {number}, 2")
-    return e.value(f"and i32 {e.value(f'lshr i32 {_TABLE}, {place}')}, 15")
+    number = emitter.value(f"and i32 {code.read(kind, 'u32')}, 7")
+    place = emitter.value(f"shl i32 {number}, 2")
+    return emitter.value(f"and i32 {emitter.value(f'lshr i32 {_TABLE}, {place}')}, 15")
 
 
-def report_fields(e: Emitter, fields: dict[str, str]) -> None:
+def report_fields(emitter: Emitter, fields: dict[str, str]) -> None:
     """Write header fields (values are LLVM text), unless there already is a report."""
     defaults = {
         "error_site": "-1",
@@ -94,10 +94,10 @@ def report_fields(e: Emitter, fields: dict[str, str]) -> None:
         "error_function": "0",
     }
     offset, _ = HEADER["error"]
-    error = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
-    fresh = e.value(f"icmp eq i32 {e.value(f'load i32, ptr {error}')}, {Failure.NONE}")
-    with e.when(fresh):
+    error = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
+    fresh = emitter.value(f"icmp eq i32 {emitter.value(f'load i32, ptr {error}')}, {Failure.NONE}")
+    with emitter.when(fresh):
         for name, value in {**defaults, **fields}.items():
             offset, type_ = HEADER[name]
-            pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
-            e.do(f"store {type_} {value}, ptr {pointer}")
+            pointer = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
+            emitter.do(f"store {type_} {value}, ptr {pointer}")

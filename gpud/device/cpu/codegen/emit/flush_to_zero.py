@@ -83,19 +83,19 @@ def define_with_flushing(ir: IRModule, result: str, name: str, arguments: str) -
         name: exported name, without ``@``.
         arguments: LLVM parameters, such as ``ptr %b, i32 %cut``.
     """
-    e = Emitter(ir, f"define {result} @{name}({arguments}) nounwind")
-    e.module.declare("declare void @llvm.x86.sse.stmxcsr(ptr)")
-    e.module.declare("declare void @llvm.x86.sse.ldmxcsr(ptr)")
-    before, now = e.alloca("i32", "before"), e.alloca("i32", "now")
-    e.do(f"call void @llvm.x86.sse.stmxcsr(ptr {before})")
-    modes = e.value(f"or i32 {e.value(f'load i32, ptr {before}')}, {_FTZ_AND_DAZ}")
-    e.do(f"store i32 {modes}, ptr {now}")
-    e.do(f"call void @llvm.x86.sse.ldmxcsr(ptr {now})")
+    emitter = Emitter(ir, f"define {result} @{name}({arguments}) nounwind")
+    emitter.module.declare("declare void @llvm.x86.sse.stmxcsr(ptr)")
+    emitter.module.declare("declare void @llvm.x86.sse.ldmxcsr(ptr)")
+    before, now = emitter.alloca("i32", "before"), emitter.alloca("i32", "now")
+    emitter.do(f"call void @llvm.x86.sse.stmxcsr(ptr {before})")
+    modes = emitter.value(f"or i32 {emitter.value(f'load i32, ptr {before}')}, {_FTZ_AND_DAZ}")
+    emitter.do(f"store i32 {modes}, ptr {now}")
+    emitter.do(f"call void @llvm.x86.sse.ldmxcsr(ptr {now})")
     call = f"call {result} @{name}.flushing({arguments})"
-    value = "" if result == "void" else e.value(call)
+    value = "" if result == "void" else emitter.value(call)
     if not value:
-        e.do(call)
-    e.do(f"call void @llvm.x86.sse.ldmxcsr(ptr {before})")
-    e.end(f"ret {result} {value}".strip())
-    e.finish()
+        emitter.do(call)
+    emitter.do(f"call void @llvm.x86.sse.ldmxcsr(ptr {before})")
+    emitter.end(f"ret {result} {value}".strip())
+    emitter.finish()
     return f"{name}.flushing"

@@ -60,13 +60,13 @@ class LockstepWriter:
             name = define_with_flushing(kernel.ir, "i32", "run_lockstep", BLOCK_ARGUMENT)
             header = f"define internal i32 @{name}({BLOCK_ARGUMENT}) nounwind noinline"
             header += f" {FLUSHING_ATTRIBUTES}"
-        self.e = Emitter(kernel.ir, header)
-        self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
-        places = kernel.places(self.e, "0", ("0", "0", "0"))
-        self.code = kernel.code(self.e, places, lambda: self.e.end(f"ret i32 {FAILED}"))
+        self.emitter = Emitter(kernel.ir, header)
+        self.labels = {n: self.emitter.label(f"stage{n}") for n in plan.stages}
+        places = kernel.places(self.emitter, "0", ("0", "0", "0"))
+        self.code = kernel.code(self.emitter, places, lambda: self.emitter.end(f"ret i32 {FAILED}"))
         self.code.varying = self.varying
         self.scalar_places = places
-        self.began = self.e.alloca("i64", "began")
+        self.began = self.emitter.alloca("i64", "began")
         self.tiles = self._boundary_tiles()
         """By the block at whose branch the tile is determined."""
         self.tile: BoundaryTile | None = None
@@ -79,7 +79,9 @@ class LockstepWriter:
             return {}  # a single thread needs no vote
         alone = self.plan.convergence.voted | self.plan.convergence.solo
         return {
-            number: BoundaryTile(self.e, body, taken=self.flow.blocks[number].successors[0] in body)
+            number: BoundaryTile(
+                self.emitter, body, taken=self.flow.blocks[number].successors[0] in body
+            )
             for number, body in self.plan.convergence.bodies.items()
             if body.isdisjoint(alone)
         }
@@ -88,38 +90,42 @@ class LockstepWriter:
 
     def define(self) -> None:
         """Write the whole function."""
-        e = self.e
+        emitter = self.emitter
         if any(self._passes_barrier(stage) for stage in self.plan.stages.values()):
-            e.module.declare("declare i64 @llvm.readcyclecounter()")
-            e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
+            emitter.module.declare("declare i64 @llvm.readcyclecounter()")
+            emitter.do(
+                f"store i64 {emitter.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}"
+            )
         for name in sorted(kernel_registers(self.kernel) - self.varying):
             type_ = self.kernel.storage[name]
-            e.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
+            emitter.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
         offset, _ = HEADER["lockstep_block"]
-        at = e.value(f"load i32, ptr {e.value(f'getelementptr i8, ptr %b, i64 {offset}')}")
-        entries = {n: e.label(f"entry{n}") for n in sorted(self.plan.entries)}
-        dead = e.label("dead")
+        at = emitter.value(
+            f"load i32, ptr {emitter.value(f'getelementptr i8, ptr %b, i64 {offset}')}"
+        )
+        entries = {n: emitter.label(f"entry{n}") for n in sorted(self.plan.entries)}
+        dead = emitter.label("dead")
         arms = " ".join(f"i32 {n}, label %{label}" for n, label in entries.items())
-        e.end(f"switch i32 {at}, label %{dead} [{arms}]")
+        emitter.end(f"switch i32 {at}, label %{dead} [{arms}]")
         for number, label in entries.items():
-            e.place(label)
+            emitter.place(label)
             for name in self._uniform_live(number):
                 type_ = self.kernel.storage[name]
-                value = e.value(
+                value = emitter.value(
                     f"load {type_}, ptr {self._uniform_slot(name)}{self.kernel.spill_tags}"
                 )
-                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
-            e.jump(self.labels[number])
+                emitter.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            emitter.jump(self.labels[number])
         for number, stage in sorted(self.plan.stages.items()):
-            e.place(self.labels[number])
+            emitter.place(self.labels[number])
             if any(target == number for _, target in self.back_edges):
-                self.kernel.emit_side_effect(e)
+                self.kernel.emit_side_effect(emitter)
             around = (one for one in self.tiles.values() if stage.first in one.body)
             self.tile = next(around, None)
             StageWriter(self, stage).write()
-        e.place(dead)
-        e.end("unreachable")
-        e.finish()
+        emitter.place(dead)
+        emitter.end("unreachable")
+        emitter.finish()
 
     def _passes_barrier(self, stage: Stage) -> bool:
         last = self.flow.blocks[stage.last].last
@@ -129,20 +135,20 @@ class LockstepWriter:
         return [n for n in self.kernel.regions.spilled_at(number) if n not in self.varying]
 
     def _uniform_slot(self, name: str) -> str:
-        return uniform_slot(self.e, self.kernel, name)
+        return uniform_slot(self.emitter, self.kernel, name)
 
     # -- control between stages
 
     def branch_to(self, source: int, target: int) -> None:
         """Go from block ``source`` to ``target`` with all threads in lockstep."""
         if target == self.flow.exit:
-            self.e.end(f"ret i32 {DONE}")
+            self.emitter.end(f"ret i32 {DONE}")
         elif self.plan.diverges_at(source, target):
             yields = self.kernel.regions.yields(source, target)
             status = Status.YIELD if yields else Status.RUN
             self.diverge((target,), (state_word(status, target),))
         else:
-            self.e.jump(self.labels[target])
+            self.emitter.jump(self.labels[target])
 
     def diverge(self, targets: tuple[int, ...], words: tuple[int, ...]) -> None:
         """Return because the threads diverge.
@@ -151,7 +157,7 @@ class LockstepWriter:
         selects one. The scheduler gives every thread its own copy of the uniform registers live
         there.
         """
-        e = self.e
+        emitter = self.emitter
         names = dict.fromkeys(
             n for t in targets if t != self.flow.exit for n in self._uniform_live(t)
         )
@@ -162,31 +168,33 @@ class LockstepWriter:
             ("taken_state", words[0]),
             ("fallthrough_state", words[-1]),
         ):
-            pointer = e.value(f"getelementptr i8, ptr %b, i64 {HEADER[field_name][0]}")
-            e.do(f"store i32 {value}, ptr {pointer}")
-        e.end(f"ret i32 {DIVERGED}")
+            pointer = emitter.value(f"getelementptr i8, ptr %b, i64 {HEADER[field_name][0]}")
+            emitter.do(f"store i32 {value}, ptr {pointer}")
+        emitter.end(f"ret i32 {DIVERGED}")
 
     def _spill_uniform(self, names: list[str]) -> None:
         for name in names:
             type_ = self.kernel.storage[name]
-            value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
-            self.e.do(
+            value = self.emitter.value(f"load {type_}, ptr {self.code.slot(name)}")
+            self.emitter.do(
                 f"store {type_} {value}, ptr {self._uniform_slot(name)}{self.kernel.spill_tags}"
             )
 
     def yield_block(self, target: int) -> None:
         """After a barrier: go on at ``target``, or yield if the quantum is used up."""
-        e = self.e
-        now = e.value("call i64 @llvm.readcyclecounter()")
-        spent = e.value(f"sub i64 {now}, {e.value(f'load i64, ptr {self.began}')}")
-        leave = e.label("leave")
-        short = e.value(f"icmp ult i64 {spent}, {_CYCLES_PER_QUANTUM}")
-        e.branch(short, self.labels[target], leave)
-        e.place(leave)
+        emitter = self.emitter
+        now = emitter.value("call i64 @llvm.readcyclecounter()")
+        spent = emitter.value(f"sub i64 {now}, {emitter.value(f'load i64, ptr {self.began}')}")
+        leave = emitter.label("leave")
+        short = emitter.value(f"icmp ult i64 {spent}, {_CYCLES_PER_QUANTUM}")
+        emitter.branch(short, self.labels[target], leave)
+        emitter.place(leave)
         self._spill_uniform(self._uniform_live(target))
-        lockstep_block = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['lockstep_block'][0]}")
-        e.do(f"store i32 {target}, ptr {lockstep_block}")
-        e.end(f"ret i32 {QUANTUM_EXPIRED}")
+        lockstep_block = emitter.value(
+            f"getelementptr i8, ptr %b, i64 {HEADER['lockstep_block'][0]}"
+        )
+        emitter.do(f"store i32 {target}, ptr {lockstep_block}")
+        emitter.end(f"ret i32 {QUANTUM_EXPIRED}")
 
     @contextmanager
     def threads(
@@ -198,18 +206,18 @@ class LockstepWriter:
         arranged in rows, only one or all. ``optimize``: the loop is worth optimising. Threads
         outside the stage's `BoundaryTile` are skipped.
         """
-        e, shape, tile = self.e, self.kernel.shape, self.tile
+        emitter, shape, tile = self.emitter, self.kernel.shape, self.tile
         first, stop = thread_range or (0, shape.threads)
         tags = self.kernel.parallel_loop() if optimize else ", !llvm.loop !7"
         if stop - first == 1:
             plane, at = divmod(first, shape.x)
             tid = str(at), str(plane % shape.y), str(plane // shape.y)
-            with nullcontext() if tile is None else e.when(tile.holds(at, plane)):
+            with nullcontext() if tile is None else emitter.when(tile.holds(at, plane)):
                 self._select_thread(str(first), tid)
                 yield str(first)
         elif shape.y == 1 and shape.z == 1:
             end = str(stop) if tile is None else tile.at_most(tile.across, stop)
-            with e.count(str(first), end, metadata=tags) as thread:
+            with emitter.count(str(first), end, metadata=tags) as thread:
                 self._select_thread(thread, (thread, "0", "0"))
                 yield thread
         else:
@@ -217,18 +225,18 @@ class LockstepWriter:
             if tile is not None:
                 across = tile.at_most(tile.across, shape.x)
                 down = tile.at_most(tile.down, shape.y * shape.z)
-            with e.count("0", down) as row:
-                y = row if shape.z == 1 else e.value(f"urem i32 {row}, {shape.y}")
-                z = "0" if shape.z == 1 else e.value(f"udiv i32 {row}, {shape.y}")
-                base = e.value(f"mul nuw nsw i32 {row}, {shape.x}")
-                with e.count("0", across, metadata=tags) as x:
-                    thread = e.value(f"add nuw nsw i32 {base}, {x}")
+            with emitter.count("0", down) as row:
+                y = row if shape.z == 1 else emitter.value(f"urem i32 {row}, {shape.y}")
+                z = "0" if shape.z == 1 else emitter.value(f"udiv i32 {row}, {shape.y}")
+                base = emitter.value(f"mul nuw nsw i32 {row}, {shape.x}")
+                with emitter.count("0", across, metadata=tags) as x:
+                    thread = emitter.value(f"add nuw nsw i32 {base}, {x}")
                     self._select_thread(thread, (x, y, z))
                     yield thread
         self.code.places = self.code.addresses = self.scalar_places
 
     def _select_thread(self, thread: str, tid: tuple[str, str, str]) -> None:
-        self.code.places = self.code.addresses = self.kernel.places(self.e, thread, tid)
+        self.code.places = self.code.addresses = self.kernel.places(self.emitter, thread, tid)
 
 
 # -- helpers -----------------------------------------------------------------------------------
@@ -244,10 +252,10 @@ def kernel_registers(kernel: KernelContext) -> set[str]:
     return names
 
 
-def uniform_slot(e: Emitter, kernel: KernelContext, name: str) -> str:
+def uniform_slot(emitter: Emitter, kernel: KernelContext, name: str) -> str:
     """``ptr`` to where a block that leaves ``@run_lockstep`` stores a uniform register."""
     offset, _ = kernel.layout.word(f"common {name}")
-    return e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+    return emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
 
 
 def _define_table(kernel: KernelContext, plan: StagePlan, blocks: set[int]) -> None:

@@ -105,13 +105,13 @@ class KernelContext:
         self.ir.metadata(f"!{number}", f"!{number} = distinct !{{!{number}, {parallel}}}")
         return f", !llvm.loop !{number}"
 
-    def emit_side_effect(self, e: Emitter, tags: str = "") -> None:
+    def emit_side_effect(self, emitter: Emitter, tags: str = "") -> None:
         """Emit a pseudo-access that LLVM does not move or remove; it generates no machine code."""
         self.ir.declare("declare void @llvm.sideeffect()")
-        e.do(f"call void @llvm.sideeffect(){tags}")
+        emitter.do(f"call void @llvm.sideeffect(){tags}")
 
     def places(
-        self, e: Emitter, thread: str, tid: tuple[str, str, str] | None = None
+        self, emitter: Emitter, thread: str, tid: tuple[str, str, str] | None = None
     ) -> KernelAddresses:
         """Special registers and symbols of thread ``thread`` in the function ``e`` writes."""
 
@@ -120,13 +120,13 @@ class KernelContext:
             if offset is None:
                 return None
             base, _ = places.local_range()
-            index = e.value(f"zext i32 {thread} to i64")
-            mine = e.value(f"mul i64 {index}, {self.local_size}")
-            start = e.value(f"add i64 {base}, {mine}")
-            return e.value(f"add i64 {start}, {offset}")
+            index = emitter.value(f"zext i32 {thread} to i64")
+            mine = emitter.value(f"mul i64 {index}, {self.local_size}")
+            start = emitter.value(f"add i64 {base}, {mine}")
+            return emitter.value(f"add i64 {start}, {offset}")
 
         places = KernelAddresses(
-            e,
+            emitter,
             self.shape,
             self.module,
             self.layout,
@@ -140,9 +140,13 @@ class KernelContext:
         places.own_local_size = self.local_size
         return places
 
-    def code(self, e: Emitter, places: KernelAddresses, fail: Callable[[], None]) -> ThreadCode:
+    def code(
+        self, emitter: Emitter, places: KernelAddresses, fail: Callable[[], None]
+    ) -> ThreadCode:
         """A thread of the kernel's own body; ``fail`` as in `ThreadCode`."""
-        code = ThreadCode(e, self.storage, places, self.program, self.user_tags, self.ordered_tags)
+        code = ThreadCode(
+            emitter, self.storage, places, self.program, self.user_tags, self.ordered_tags
+        )
         code.noncanonical = self.noncanonical
         code.arena = self.arena
         code.heap = self.heap
@@ -156,31 +160,31 @@ class RegionWriter:
     def __init__(
         self,
         kernel: KernelContext,
-        e: Emitter,
+        emitter: Emitter,
         code: ThreadCode,
         region: Region,
         after: str,
         merged: MergedChecks,
     ) -> None:
         self.kernel = kernel
-        self.e = e
+        self.emitter = emitter
         self.code = code
         self.region = region
         self.after = after
         self.merged = merged
-        self.labels = {b: e.label(f"b{b}") for b in region.blocks}
+        self.labels = {b: emitter.label(f"b{b}") for b in region.blocks}
         self.loops = StripMinedLoops(code, kernel.strip_mined_loops, self.labels)
 
     def write(self) -> None:
         """Load the thread's spilled registers, then write every block of the region."""
         self._load()
         for number in self.region.blocks:
-            self.e.place(self.labels[number])
+            self.emitter.place(self.labels[number])
             self.loops.begin(number)
             self._block(self.kernel.regions.flow.blocks[number])
 
     def _load(self) -> None:
-        regions, e, code = self.kernel.regions, self.e, self.code
+        regions, emitter, code = self.kernel.regions, self.emitter, self.code
         cut = self.region.cut
         kept = set(regions.spilled_at(cut))
         used: dict[str, None] = {}
@@ -202,10 +206,10 @@ class RegionWriter:
             type_ = self.kernel.storage[name]
             value = zero(type_)
             if name in kept:
-                value = e.value(
+                value = emitter.value(
                     f"load {type_}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
                 )
-            e.do(f"store {type_} {value}, ptr {code.slot(name)}")
+            emitter.do(f"store {type_} {value}, ptr {code.slot(name)}")
         for ins in recipe:
             code.run(ins)
 
@@ -213,7 +217,7 @@ class RegionWriter:
         """``ptr`` to where this thread spills register ``name`` while it waits."""
         type_ = self.kernel.storage[name]
         thread = self.code.places.thread
-        return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
+        return array_slot(self.emitter, self.kernel.layout, f"reg {name}", thread, type_)
 
     # -- blocks
 
@@ -240,7 +244,7 @@ class RegionWriter:
             self.code.run(ins)
 
     def _last(self, block: Block, ins: ptx.Instruction) -> None:
-        e, base = self.e, ins.opcode.base
+        emitter, base = self.emitter, ins.opcode.base
         if waits(ins):
             status = Status.COLLECTIVE
             if flags(ins.opcode) & BARRIER:
@@ -253,11 +257,11 @@ class RegionWriter:
             if ins.guard is None:
                 self._go(block, block.successors[0])
                 return
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self.code.guard(ins.guard), taken, falls)
-            e.place(taken)
+            taken, falls = emitter.label("taken"), emitter.label("falls")
+            emitter.branch(self.code.guard(ins.guard), taken, falls)
+            emitter.place(taken)
             self._go(block, block.successors[0])
-            e.place(falls)
+            emitter.place(falls)
             self._go(block, block.successors[-1])
         elif base == "brx":
             self._indexed(block, ins)
@@ -268,21 +272,21 @@ class RegionWriter:
             self._go(block, block.successors[0])
 
     def _indexed(self, block: Block, ins: ptx.Instruction) -> None:
-        e = self.e
+        emitter = self.emitter
         index = self.code.read(ins.operands[0], "u32")
         targets = self.kernel.regions.flow.table(ins)
-        arms = [e.label("case") for _ in targets]
+        arms = [emitter.label("case") for _ in targets]
         outside = arms[-1]  # an out-of-range index is undefined behaviour: take the last entry
         if ins.guard is not None:
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self.code.guard(ins.guard), taken, falls)
-            e.place(falls)
+            taken, falls = emitter.label("taken"), emitter.label("falls")
+            emitter.branch(self.code.guard(ins.guard), taken, falls)
+            emitter.place(falls)
             self._go(block, block.successors[-1])
-            e.place(taken)
+            emitter.place(taken)
         cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
-        e.end(f"switch i32 {index}, label %{outside} [{cases}]")
+        emitter.end(f"switch i32 {index}, label %{outside} [{cases}]")
         for arm, target in zip(arms, targets, strict=True):
-            e.place(arm)
+            emitter.place(arm)
             self._go(block, target)
 
     # -- leaving
@@ -299,9 +303,9 @@ class RegionWriter:
             self.loops.go_back(block.index)
             return
         else:
-            self.e.jump(self.labels[target])
+            self.emitter.jump(self.labels[target])
             return
-        self.e.jump(self.after)
+        self.emitter.jump(self.after)
 
     def _leave(self, target: int, status: int) -> None:
         """Spill what is live at ``target`` and stop there."""
@@ -311,30 +315,32 @@ class RegionWriter:
         for name in kernel.regions.spilled_at(target):
             if name in self.region.written or name not in here:
                 type_ = kernel.storage[name]
-                value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
-                self.e.do(f"store {type_} {value}, ptr {self.spill_slot(name)}{kernel.spill_tags}")
+                value = self.emitter.value(f"load {type_}, ptr {self.code.slot(name)}")
+                self.emitter.do(
+                    f"store {type_} {value}, ptr {self.spill_slot(name)}{kernel.spill_tags}"
+                )
         self._state(state_word(status, target))
-        self.e.jump(self.after)
+        self.emitter.jump(self.after)
 
     def _state(self, word: int) -> None:
-        slot = array_slot(self.e, self.kernel.layout, "state", self.code.places.thread)
-        self.e.do(f"store i32 {word}, ptr {slot}{self.kernel.spill_tags}")
+        slot = array_slot(self.emitter, self.kernel.layout, "state", self.code.places.thread)
+        self.emitter.do(f"store i32 {word}, ptr {slot}{self.kernel.spill_tags}")
 
     def _trap(self, ins: ptx.Instruction) -> None:
-        report(self.e, self.code, self.code.places.thread, ins)
+        report(self.emitter, self.code, self.code.places.thread, ins)
         self._state(state_word(Status.TRAP, 0))
-        self.e.jump(self.after)
+        self.emitter.jump(self.after)
 
     def _arrive(self, ins: ptx.Instruction) -> None:
         """``bar.arrive``: count the thread and go on; lanes that do not exist count with it."""
-        e, kernel = self.e, self.kernel
+        emitter, kernel = self.emitter, self.kernel
         parts = barrier(ins)
-        number = e.value(f"and i32 {self.code.read(parts.id, 'b32')}, 15")
+        number = emitter.value(f"and i32 {self.code.read(parts.id, 'b32')}, 15")
         offset, _ = HEADER["arrived"]
-        base = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
-        slot = e.value(f"getelementptr i32, ptr {base}, i32 {number}")
+        base = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
+        slot = emitter.value(f"getelementptr i32, ptr {base}, i32 {number}")
         missing = kernel.layout.padded - kernel.layout.threads
-        final = e.value(f"icmp eq i32 {self.code.places.thread}, {kernel.layout.threads - 1}")
-        weight = e.value(f"select i1 {final}, i32 {1 + missing}, i32 1")
-        sofar = e.value(f"load i32, ptr {slot}")
-        e.do(f"store i32 {e.value(f'add i32 {sofar}, {weight}')}, ptr {slot}")
+        final = emitter.value(f"icmp eq i32 {self.code.places.thread}, {kernel.layout.threads - 1}")
+        weight = emitter.value(f"select i1 {final}, i32 {1 + missing}, i32 1")
+        sofar = emitter.value(f"load i32, ptr {slot}")
+        emitter.do(f"store i32 {emitter.value(f'add i32 {sofar}, {weight}')}, ptr {slot}")

@@ -28,8 +28,8 @@ class StageEnd:
     """Writes the code after the loop over a stage's threads."""
 
     def __init__(self, writer: StageWriter) -> None:
-        self._w = writer.w
-        self._e = writer.e
+        self._lockstep = writer.lockstep
+        self._emitter = writer.emitter
         self._kernel = writer.kernel
         self._code = writer.code
         self._stage = writer.stage
@@ -41,17 +41,19 @@ class StageEnd:
             last: the instruction at its end, if there is one.
             agree: i32 number of threads that take the branch, if they vote.
         """
-        e, w = self._e, self._w
+        emitter, lockstep = self._emitter, self._lockstep
         number = self._stage.last
-        block = w.flow.blocks[number]
-        if any(ends_the_block(w.flow.blocks[n]) for s in self._stage.segments for n in s.blocks):
-            error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
-            failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, 0")
-            with e.when(failed):
-                e.end(f"ret i32 {FAILED}")
+        block = lockstep.flow.blocks[number]
+        if any(
+            ends_the_block(lockstep.flow.blocks[n]) for s in self._stage.segments for n in s.blocks
+        ):
+            error = emitter.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
+            failed = emitter.value(f"icmp ne i32 {emitter.value(f'load i32, ptr {error}')}, 0")
+            with emitter.when(failed):
+                emitter.end(f"ret i32 {FAILED}")
         join = self._stage.segments[-1].join
         if join is not None:
-            w.branch_to(number, join)
+            lockstep.branch_to(number, join)
         elif agree is not None:
             self._agreed(block, agree)
         elif last is not None and waits(last):
@@ -59,103 +61,103 @@ class StageEnd:
         elif last is not None and last.opcode.base == "brx":
             self._uniform_table(block, last)
         elif last is not None and last.guard is not None and len(block.successors) > 1:
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self._code.guard(last.guard), taken, falls)
-            e.place(taken)
-            w.branch_to(number, block.successors[0])
-            e.place(falls)
-            w.branch_to(number, block.successors[-1])
+            taken, falls = emitter.label("taken"), emitter.label("falls")
+            emitter.branch(self._code.guard(last.guard), taken, falls)
+            emitter.place(taken)
+            lockstep.branch_to(number, block.successors[0])
+            emitter.place(falls)
+            lockstep.branch_to(number, block.successors[-1])
         else:
-            w.branch_to(number, block.successors[0])
+            lockstep.branch_to(number, block.successors[0])
 
     def _agreed(self, block: Block, agree: str) -> None:
-        e, w = self._e, self._w
+        emitter, lockstep = self._emitter, self._lockstep
         number, shape = block.index, self._kernel.shape
-        tile = w.tiles.get(number)
+        tile = lockstep.tiles.get(number)
         into = None if tile is None else block.successors[0 if tile.taken else -1]
         for agreed, target in (shape.threads, block.successors[0]), (0, block.successors[-1]):
-            alike, differ = e.label("alike"), e.label("differ")
-            e.branch(e.value(f"icmp eq i32 {agree}, {agreed}"), alike, differ)
-            e.place(alike)
+            alike, differ = emitter.label("alike"), emitter.label("differ")
+            emitter.branch(emitter.value(f"icmp eq i32 {agree}, {agreed}"), alike, differ)
+            emitter.place(alike)
             if tile is not None and target == into:
                 tile.all_active(shape)
-            w.branch_to(number, target)
-            e.place(differ)
+            lockstep.branch_to(number, target)
+            emitter.place(differ)
         if tile is not None and into is not None:
-            some, split = e.label("some"), e.label("split")
-            e.branch(tile.find(self._vote, agree, shape), some, split)
-            e.place(some)
-            w.branch_to(number, into)
-            e.place(split)
+            some, split = emitter.label("some"), emitter.label("split")
+            emitter.branch(tile.find(self._vote, agree, shape), some, split)
+            emitter.place(some)
+            lockstep.branch_to(number, into)
+            emitter.place(split)
         words = []
         for target in (block.successors[0], block.successors[-1]):
-            if target == w.flow.exit:
+            if target == lockstep.flow.exit:
                 words.append(state_word(Status.DONE, 0))
             else:
                 yields = self._kernel.regions.yields(number, target)
                 words.append(state_word(Status.YIELD if yields else Status.RUN, target))
-        w.diverge((block.successors[0], block.successors[-1]), (words[0], words[1]))
+        lockstep.diverge((block.successors[0], block.successors[-1]), (words[0], words[1]))
 
     def _vote(self, thread: str) -> str:
-        slot = array_slot(self._e, self._kernel.layout, "key", thread)
-        return self._e.value(f"load i32, ptr {slot}{self._kernel.spill_tags}")
+        slot = array_slot(self._emitter, self._kernel.layout, "key", thread)
+        return self._emitter.value(f"load i32, ptr {slot}{self._kernel.spill_tags}")
 
     def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
-        e, w = self._e, self._w
+        emitter, lockstep = self._emitter, self._lockstep
         index = self._code.read(last.operands[0], "u32")
-        numbers = w.flow.table(last)
-        arms = [e.label("case") for _ in numbers]
+        numbers = lockstep.flow.table(last)
+        arms = [emitter.label("case") for _ in numbers]
         cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
         if last.guard is not None:
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self._code.guard(last.guard), taken, falls)
-            e.place(falls)
-            w.branch_to(block.index, block.successors[-1])
-            e.place(taken)
-        e.end(f"switch i32 {index}, label %{arms[-1]} [{cases}]")
+            taken, falls = emitter.label("taken"), emitter.label("falls")
+            emitter.branch(self._code.guard(last.guard), taken, falls)
+            emitter.place(falls)
+            lockstep.branch_to(block.index, block.successors[-1])
+            emitter.place(taken)
+        emitter.end(f"switch i32 {index}, label %{arms[-1]} [{cases}]")
         for arm, number in zip(arms, numbers, strict=True):
-            e.place(arm)
-            w.branch_to(block.index, number)
+            emitter.place(arm)
+            lockstep.branch_to(block.index, number)
 
     def _wait(self, block: Block, last: ptx.Instruction) -> None:
-        e, w, kernel = self._e, self._w, self._kernel
+        emitter, lockstep, kernel = self._emitter, self._lockstep, self._kernel
         target = block.successors[0]
         if flags(last.opcode) & BARRIER:
             if barrier(last).count is not None:
                 self._count_barrier(block, last)
             if last.opcode.has("red"):
-                kernel.collectives.reduce_all(e)
-            if w.plan.diverges_at(block.index, target):
-                w.branch_to(block.index, target)
+                kernel.collectives.reduce_all(emitter)
+            if lockstep.plan.diverges_at(block.index, target):
+                lockstep.branch_to(block.index, target)
             else:
-                w.yield_block(target)
+                lockstep.yield_block(target)
             return
         if is_whole_warp_barrier(last):
-            w.branch_to(block.index, target)
+            lockstep.branch_to(block.index, target)
             return
         if not kernel.collectives.involves_full_warps(last):
-            same = kernel.collectives.masks_are_full(e)
-            go_on, meet = e.label("full"), e.label("partial")
-            e.branch(same, go_on, meet)
-            e.place(meet)
-            w.diverge((target,), (state_word(Status.COLLECTIVE, target),))
-            e.place(go_on)
-        kernel.collectives.exchange_all(e, last)
-        w.branch_to(block.index, target)
+            same = kernel.collectives.masks_are_full(emitter)
+            go_on, meet = emitter.label("full"), emitter.label("partial")
+            emitter.branch(same, go_on, meet)
+            emitter.place(meet)
+            lockstep.diverge((target,), (state_word(Status.COLLECTIVE, target),))
+            emitter.place(go_on)
+        kernel.collectives.exchange_all(emitter, last)
+        lockstep.branch_to(block.index, target)
 
     def _count_barrier(self, block: Block, last: ptx.Instruction) -> None:
         """Write a barrier with a count: unless it is the whole block, the threads diverge."""
-        e, w = self._e, self._w
+        emitter, lockstep = self._emitter, self._lockstep
         count = barrier(last).count
         assert count is not None
         value = self._code.read(count, "b32")
         padded = self._kernel.layout.padded
-        go_on, meet = e.label("whole"), e.label("counted")
-        e.branch(e.value(f"icmp eq i32 {value}, {padded}"), go_on, meet)
-        e.place(meet)
+        go_on, meet = emitter.label("whole"), emitter.label("counted")
+        emitter.branch(emitter.value(f"icmp eq i32 {value}, {padded}"), go_on, meet)
+        emitter.place(meet)
         target = block.successors[0]
-        w.diverge((target,), (state_word(Status.BARRIER, target),))
-        e.place(go_on)
+        lockstep.diverge((target,), (state_word(Status.BARRIER, target),))
+        emitter.place(go_on)
 
 
 # -- helpers -----------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ class StageWriter:
     """Writes one stage: uniform instructions, the loop over threads, and the exit."""
 
     def __init__(self, writer: LockstepWriter, stage: Stage) -> None:
-        self.w = writer
-        self.e = writer.e
+        self.lockstep = writer
+        self.emitter = writer.emitter
         self.kernel = writer.kernel
         self.code = writer.code
         self.stage = stage
@@ -72,14 +72,14 @@ class StageWriter:
 
     def write(self) -> None:
         """Emit the stage; it starts in the currently open LLVM block."""
-        blocks = [self.w.flow.blocks[n] for s in self.stage.segments for n in s.blocks]
+        blocks = [self.lockstep.flow.blocks[n] for s in self.stage.segments for n in s.blocks]
         everything = [p.instruction for b in blocks for p in b.places]
         for number, ins in enumerate(everything):
             self.ordinal[id(ins)] = number
         uniform = {
             id(p.instruction)
             for s in self.stage.segments
-            for p in self.w.flow.blocks[s.blocks[0]].places
+            for p in self.lockstep.flow.blocks[s.blocks[0]].places
             if self._is_uniform(p.instruction, s.blocks[0])
         }
         uniform -= checks_after_prints(everything, uniform)
@@ -92,13 +92,13 @@ class StageWriter:
             r.name for i in everything if id(i) not in uniform for r in (*read(i), *written(i))
         )
         regions = self.kernel.regions
-        self.to_spill = regions.to_spill(self.stage.first, self.w.plan.exits(self.stage))
+        self.to_spill = regions.to_spill(self.stage.first, self.lockstep.plan.exits(self.stage))
         wanted.update(dict.fromkeys(self.to_spill))
         self.recipe = regions.recipe(wanted, self.stage.first)
         for ins in self.recipe:
             for register in read(ins):
                 varying_readers.setdefault(register.name, []).append(-1)
-        last = self.w.flow.blocks[self.stage.last].last
+        last = self.lockstep.flow.blocks[self.stage.last].last
         polls: list[ptx.Instruction] = []
         for ins in everything:
             if id(ins) not in uniform:
@@ -133,20 +133,20 @@ class StageWriter:
         found = decode_check(ins)
         decisive = [found.base, None if ins.guard is None else ins.guard.register]
         return found.space != "local" and not any(
-            isinstance(one, ptx.Register) and one.name in self.w.varying for one in decisive
+            isinstance(one, ptx.Register) and one.name in self.lockstep.varying for one in decisive
         )
 
     def _without_varying_claim(self, ins: ptx.Instruction) -> ptx.Instruction:
         """A bounds check that runs once for all threads; it can only report uniform values."""
-        if not any(r.name in self.w.varying for r in read(ins)):
+        if not any(r.name in self.lockstep.varying for r in read(ins)):
             return ins
         return without_claim(ins)
 
     def _checked_loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
         """Emit the loop over threads after the tests of its bounds checks: see `HoistedChecks`."""
-        e = self.e
+        emitter = self.emitter
         self.live_in = set(self.kernel.regions.spilled_at(self.stage.first))
-        agree = e.alloca("i32", "agree") if votes else None
+        agree = emitter.alloca("i32", "agree") if votes else None
         places = [(p.instruction, b.index) for b in blocks for p in b.places]
         checks = [i for i, _ in places if is_check(i) and id(i) not in uniform]
         self._thread_range = active_range(self, uniform)
@@ -159,20 +159,24 @@ class StageWriter:
         misses = hoisted.emit() if hoisted.any else "false"
         self._inline = hoisted.inline
         if misses != "false":
-            quick, exact, done = e.label("quick"), e.label("exact"), e.label("checked")
-            e.branch_unlikely(misses, exact, quick)
-            e.place(exact)
+            quick, exact, done = (
+                emitter.label("quick"),
+                emitter.label("exact"),
+                emitter.label("checked"),
+            )
+            emitter.branch_unlikely(misses, exact, quick)
+            emitter.place(exact)
             self._inline = {id(ins) for ins in checks}
             self._loop(blocks, uniform, agree, optimize=False)
-            e.jump(done)
-            e.place(quick)
+            emitter.jump(done)
+            emitter.place(quick)
             self._inline, self._affine_pointers = hoisted.inline, hoisted.affine_pointers
             self._loop(blocks, uniform, agree)
             self._affine_pointers = {}
-            e.place(done)
+            emitter.place(done)
         else:
             self._loop(blocks, uniform, agree)
-        return None if agree is None else e.value(f"load i32, ptr {agree}")
+        return None if agree is None else emitter.value(f"load i32, ptr {agree}")
 
     def has_effect(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
         """Whether ``ins`` needs the loop; ``last`` is the instruction at the stage's end."""
@@ -197,9 +201,9 @@ class StageWriter:
             done = self._saved.get(name, [(-2, "")])[-1][0]
             if any(done < at < now for at in readers.get(name, ())):
                 type_ = self.kernel.storage[name]
-                slot = self.e.alloca(type_, "old")
-                value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
-                self.e.do(f"store {type_} {value}, ptr {slot}")
+                slot = self.emitter.alloca(type_, "old")
+                value = self.emitter.value(f"load {type_}, ptr {self.code.slot(name)}")
+                self.emitter.do(f"store {type_} {value}, ptr {slot}")
                 self._saved.setdefault(name, []).append((now, slot))
 
     # -- the loop over threads
@@ -208,11 +212,11 @@ class StageWriter:
         self, blocks: list[Block], uniform: set[int], agree: str | None, *, optimize: bool = True
     ) -> None:
         """Emit the loop; ``agree`` is the counter of threads that take the branch."""
-        e = self.e
+        emitter = self.emitter
         if agree is not None:
-            e.do(f"store i32 0, ptr {agree}")
+            emitter.do(f"store i32 0, ptr {agree}")
         numbers = [b.index for b in blocks]
-        local = {n: e.label(f"b{n}") for n in numbers}
+        local = {n: emitter.label(f"b{n}") for n in numbers}
         used: dict[str, None] = {}
         stored: set[str] = set()
         for block in blocks:
@@ -226,27 +230,27 @@ class StageWriter:
                     stored.add(register.name)
         regions = self.kernel.regions
         live_out: set[str] = set()
-        for target in self.w.plan.exits(self.stage):
-            if target != self.w.flow.exit:
+        for target in self.lockstep.plan.exits(self.stage):
+            if target != self.lockstep.flow.exit:
                 live_out.update(regions.spilled_at(target))
         stored.update(self.to_spill)
         for ins in self.recipe:
             used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
-        with self.w.threads(self._thread_range, optimize=optimize):
+        with self.lockstep.threads(self._thread_range, optimize=optimize):
             for name in used:
-                if name not in self.w.varying:
+                if name not in self.lockstep.varying:
                     continue
                 type_ = self.kernel.storage[name]
                 value = zero(type_)
                 if name in self.live_in:
-                    value = e.value(
+                    value = emitter.value(
                         f"load {type_}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
                     )
-                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+                emitter.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
             for ins in self.recipe:
                 with self.as_of(ins, -1):
                     self._emit_instruction(ins, self._affine_pointers.get((id(ins), True)))
-            after = e.label("kept")
+            after = emitter.label("kept")
             for index, segment in enumerate(self.stage.segments):
                 following = (
                     local[self.stage.segments[index + 1].blocks[0]]
@@ -254,21 +258,23 @@ class StageWriter:
                     else after
                 )
                 self._segment(segment, uniform, local, following, after)
-            e.place(after)
-            if self.stage.has_inner_loops(self.w.back_edges):
-                self.kernel.emit_side_effect(e, self.code.parallel)
+            emitter.place(after)
+            if self.stage.has_inner_loops(self.lockstep.back_edges):
+                self.kernel.emit_side_effect(emitter, self.code.parallel)
             if agree is not None:
                 self._vote(agree)
-            for name in sorted(stored & live_out & self.w.varying):
+            for name in sorted(stored & live_out & self.lockstep.varying):
                 type_ = self.kernel.storage[name]
-                value = e.value(f"load {type_}, ptr {self.code.slot(name)}")
-                e.do(f"store {type_} {value}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}")
+                value = emitter.value(f"load {type_}, ptr {self.code.slot(name)}")
+                emitter.do(
+                    f"store {type_} {value}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
+                )
 
     def spill_slot(self, name: str) -> str:
         """``ptr`` to where the current thread spills a register between stages."""
         thread = self.code.places.thread
         type_ = self.kernel.storage[name]
-        return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
+        return array_slot(self.emitter, self.kernel.layout, f"reg {name}", thread, type_)
 
     def _segment(
         self,
@@ -278,12 +284,12 @@ class StageWriter:
         following: str,
         after: str,
     ) -> None:
-        e = self.e
+        emitter = self.emitter
         own = {} if segment.join is None else {n: local[n] for n in segment.blocks}
         loops = StripMinedLoops(self.code, self.kernel.strip_mined_loops, own)
         for number in segment.blocks:
-            block = self.w.flow.blocks[number]
-            e.place(local[number])
+            block = self.lockstep.flow.blocks[number]
+            emitter.place(local[number])
             loops.begin(number)
             for place in block.places:
                 ins = place.instruction
@@ -297,14 +303,14 @@ class StageWriter:
                 # Control leaves the stage, or goes to its next segment, in lockstep.
                 if last is not None and id(last) not in uniform:
                     self._last_of_all(last)
-                e.jump(following)
+                emitter.jump(following)
                 continue
             again = next((t for t in targets if loops.goes_back(number, t)), None)
             if again is not None:
-                targets[again] = e.label("again")
+                targets[again] = emitter.label("again")
             self._branch(block, last, targets, uniform, after)
             if again is not None:
-                e.place(targets[again])
+                emitter.place(targets[again])
                 loops.go_back(number)
 
     def _run(self, ins: ptx.Instruction) -> None:
@@ -321,8 +327,8 @@ class StageWriter:
         if affine_pointer is None:
             self.code.run(ins)
         else:
-            pointer = affine_pointer.of(self.e, self.code.places.tid)
-            self.e.do(f"store ptr {pointer}, ptr {self.code.slot(written(ins)[0].name)}")
+            pointer = affine_pointer.of(self.emitter, self.code.places.tid)
+            self.emitter.do(f"store ptr {pointer}, ptr {self.code.slot(written(ins)[0].name)}")
 
     @contextmanager
     def as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
@@ -364,39 +370,39 @@ class StageWriter:
         after: str,
     ) -> None:
         """The end of an inner block, or the folded branch itself."""
-        e = self.e
+        emitter = self.emitter
         base = "" if last is None else last.opcode.base
         if last is not None and base == "trap":
             with self.as_of(last):
-                report(e, self.code, self.code.places.thread, last)
-            e.jump(after)
+                report(emitter, self.code, self.code.places.thread, last)
+            emitter.jump(after)
         elif last is not None and base in ("bra", "ret", "exit") and last.guard is not None:
             with self.as_of(last):
                 held = self.code.guard(last.guard)
-            e.branch(held, targets[block.successors[0]], targets[block.successors[-1]])
+            emitter.branch(held, targets[block.successors[0]], targets[block.successors[-1]])
         elif last is not None and base == "brx":
             self._indexed(last, targets)
         else:
             if last is not None and base not in ("bra", "ret", "exit") and id(last) not in uniform:
                 self._run(last)
-            e.jump(targets[block.successors[0]])
+            emitter.jump(targets[block.successors[0]])
 
     def _indexed(self, last: ptx.Instruction, targets: dict[int, str]) -> None:
         with self.as_of(last):
             index = self.code.read(last.operands[0], "u32")
-        labels = [targets[number] for number in self.w.flow.table(last)]
+        labels = [targets[number] for number in self.lockstep.flow.table(last)]
         cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
-        self.e.end(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
+        self.emitter.end(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
 
     def _vote(self, agree: str) -> None:
         """Count and store this thread's vote."""
-        e, last = self.e, self.w.flow.blocks[self.stage.last].last
+        emitter, last = self.emitter, self.lockstep.flow.blocks[self.stage.last].last
         assert last is not None
         assert last.guard is not None
         held = self.code.guard(last.guard)
-        vote = e.value(f"zext i1 {held} to i32")
+        vote = emitter.value(f"zext i1 {held} to i32")
         thread = self.code.places.thread
-        slot = array_slot(e, self.kernel.layout, "key", thread)
-        e.do(f"store i32 {vote}, ptr {slot}{self.kernel.spill_tags}")
-        sofar = e.value(f"load i32, ptr {agree}")
-        e.do(f"store i32 {e.value(f'add i32 {sofar}, {vote}')}, ptr {agree}")
+        slot = array_slot(emitter, self.kernel.layout, "key", thread)
+        emitter.do(f"store i32 {vote}, ptr {slot}{self.kernel.spill_tags}")
+        sofar = emitter.value(f"load i32, ptr {agree}")
+        emitter.do(f"store i32 {emitter.value(f'add i32 {sofar}, {vote}')}, ptr {agree}")

@@ -95,16 +95,16 @@ class StripMinedLoops:
         self._loops = {n: one for n, one in loops.items() if one.blocks <= labels.keys()}
         self._labels = labels
         self._covered = {id(one.poll) for one in self._loops.values()}
-        e = code.e
-        self._inner = {one.header: e.label("inner") for one in self._loops.values()}
-        self._left = {header: e.alloca("i32", "left") for header in self._inner}
+        emitter = code.emitter
+        self._inner = {one.header: emitter.label("inner") for one in self._loops.values()}
+        self._left = {header: emitter.alloca("i32", "left") for header in self._inner}
 
     def begin(self, number: int) -> None:
         """Emit the start of the loops that begin at block ``number``."""
         if number in self._inner:
-            e = self._code.e
-            e.do(f"store i32 {STRIP_LENGTH}, ptr {self._left[number]}")
-            e.place(self._inner[number])
+            emitter = self._code.emitter
+            emitter.do(f"store i32 {STRIP_LENGTH}, ptr {self._left[number]}")
+            emitter.place(self._inner[number])
 
     def polls(self, ins: ptx.Instruction) -> bool:
         """Whether ``ins`` is a poll that `go_back` emits."""
@@ -116,18 +116,18 @@ class StripMinedLoops:
 
     def go_back(self, source: int) -> None:
         """End the LLVM block with the back edge of the loop that ends in block ``source``."""
-        e, loop = self._code.e, self._loops[source]
+        emitter, loop = self._code.emitter, self._loops[source]
         slot = self._left[loop.header]
-        left = e.value(f"sub i32 {e.value(f'load i32, ptr {slot}')}, 1")
-        e.do(f"store i32 {left}, ptr {slot}")
-        look = e.label("look")
-        e.module.metadata(
+        left = emitter.value(f"sub i32 {emitter.value(f'load i32, ptr {slot}')}, 1")
+        emitter.do(f"store i32 {left}, ptr {slot}")
+        look = emitter.label("look")
+        emitter.module.metadata(
             _LOOP_WEIGHTS, f'{_LOOP_WEIGHTS} = !{{!"branch_weights", i32 {STRIP_LENGTH}, i32 1}}'
         )
-        e.end(
-            f"br i1 {e.value(f'icmp ne i32 {left}, 0')}, label %{self._inner[loop.header]}, "
+        emitter.end(
+            f"br i1 {emitter.value(f'icmp ne i32 {left}, 0')}, label %{self._inner[loop.header]}, "
             f"label %{look}, !prof {_LOOP_WEIGHTS}, !llvm.loop !7"
         )
-        e.place(look)
+        emitter.place(look)
         poll(self._code, loop.poll)
-        e.jump(self._labels[loop.header])
+        emitter.jump(self._labels[loop.header])

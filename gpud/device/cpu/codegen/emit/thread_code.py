@@ -85,13 +85,13 @@ class ThreadCode(Thread):
             self._bare(ins)
             return
         held = self.guard(ins.guard)
-        with self.e.when(held):
+        with self.emitter.when(held):
             self._bare(ins)
 
     def guard(self, guard: ptx.Guard) -> str:
         """The guard as an i1."""
         value = self.read(guard.register, "pred")
-        return self.e.value(f"xor i1 {value}, true") if guard.negated else value
+        return self.emitter.value(f"xor i1 {value}, true") if guard.negated else value
 
     def _bare(self, ins: ptx.Instruction) -> None:
         base = ins.opcode.base
@@ -142,17 +142,17 @@ class ThreadCode(Thread):
             return False
         operand = ins.operands[position]
         assert isinstance(operand, ptx.Register)
-        pointer = self.e.value(f"load ptr, ptr {self.slot(operand.name)}")
+        pointer = self.emitter.value(f"load ptr, ptr {self.slot(operand.name)}")
         if base in ("add", "sub"):
             offset = self.read(ins.operands[3 - position], "u64")
             if base == "sub":
-                offset = self.e.value(f"sub i64 0, {offset}")
-            pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+                offset = self.emitter.value(f"sub i64 0, {offset}")
+            pointer = self.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         elif base == "mad":
             factors = [self._widened(o, ins.opcode.modifiers) for o in ins.operands[1:3]]
-            offset = self.e.value(f"mul i64 {factors[0]}, {factors[1]}")
-            pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
-        self.e.do(f"store ptr {pointer}, ptr {self.slot(target.name)}")
+            offset = self.emitter.value(f"mul i64 {factors[0]}, {factors[1]}")
+            pointer = self.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        self.emitter.do(f"store ptr {pointer}, ptr {self.slot(target.name)}")
         return True
 
     def _widened(self, operand: ptx.Operand, modifiers: tuple[str, ...]) -> str:
@@ -178,18 +178,18 @@ class ThreadCode(Thread):
         assert isinstance(address.base, ptx.Symbol)
         offset = self.places.parameters[address.base.name] + address.offset
         access = Access(ins)
-        params = header_field(self.e, "params")
+        params = header_field(self.emitter, "params")
         for index, target in enumerate(access.elements(ins, ins.operands[0])):
             at = offset + index * access.bytes
-            pointer = self.e.value(f"getelementptr i8, ptr {params}, i64 {at}")
+            pointer = self.emitter.value(f"getelementptr i8, ptr {params}, i64 {at}")
             llvm = access.llvm
             is_pointer = isinstance(target, ptx.Register) and self.storage[target.name] == "ptr"
             if is_pointer and llvm == "i64":
                 llvm = "ptr"
-            value = self.e.value(f"load {llvm}, ptr {pointer}, align 1, !invariant.load !0")
+            value = self.emitter.value(f"load {llvm}, ptr {pointer}, align 1, !invariant.load !0")
             if llvm == "ptr":
                 assert isinstance(target, ptx.Register)
-                self.e.do(f"store ptr {value}, ptr {self.slot(target.name)}")
+                self.emitter.do(f"store ptr {value}, ptr {self.slot(target.name)}")
             else:
                 self.write(target, access.type, value)
 
@@ -205,7 +205,9 @@ class ThreadCode(Thread):
             function = ins.operands[2]
             assert isinstance(function, ptx.Symbol)
             number = self.program.pointers[function.name]
-            self.write(ins.operands[0], "pred", self.e.value(f"icmp eq i64 {pointer}, {number}"))
+            self.write(
+                ins.operands[0], "pred", self.emitter.value(f"icmp eq i64 {pointer}, {number}")
+            )
         elif what == "bounds":
             check(self, ins)
         elif what == "poll":
@@ -214,10 +216,10 @@ class ThreadCode(Thread):
             check_target(self, ins)
         elif what == "claim":
             address = self.pointer(ins.operands[1], "shared")
-            claim = self.e.value(f"load i32, ptr {address}, align 4{self.tags}")
+            claim = self.emitter.value(f"load i32, ptr {address}, align 4{self.tags}")
             self.write(ins.operands[0], "u32", claim)
-            note = self.e.value(f"getelementptr i8, ptr %b, i64 {HEADER['claim'][0]}")
-            self.e.do(f"store i32 {claim}, ptr {note}")
+            note = self.emitter.value(f"getelementptr i8, ptr %b, i64 {HEADER['claim'][0]}")
+            self.emitter.do(f"store i32 {claim}, ptr {note}")
         else:
             raise _rejected(ins, f"unknown pseudo-instruction {what}")
 
@@ -229,16 +231,16 @@ class ThreadCode(Thread):
         if isinstance(called, ptx.Symbol):
             self._call_by_name(ins, called.name, results, arguments)
             return
-        done = self.e.label("called")
+        done = self.emitter.label("called")
         names = possible_callees(ins, self.program.functions, self.program.addressed)
-        arms = {name: self.e.label("is") for name in names}
+        arms = {name: self.emitter.label("is") for name in names}
         cases = [(self.program.pointers[name], arm) for name, arm in arms.items()]
-        switch(self.e, self.read(called, "u64"), cases, done, cold=False)
+        switch(self.emitter, self.read(called, "u64"), cases, done, cold=False)
         for name, arm in arms.items():
-            self.e.place(arm)
+            self.emitter.place(arm)
             self._call_by_name(ins, name, results, arguments)
-            self.e.jump(done)
-        self.e.place(done)
+            self.emitter.jump(done)
+        self.emitter.place(done)
 
     def _call_by_name(
         self,
@@ -272,14 +274,14 @@ class ThreadCode(Thread):
         returned = self.program.returned(function)
         text = f'call {returned} @"f.{name}"({", ".join(passed)})'
         if returned == "void":
-            self.e.do(text)
+            self.emitter.do(text)
             return
-        value = self.e.value(text)
+        value = self.emitter.value(text)
         if name in self.program.failing_functions:
-            failed = self.e.value(f"extractvalue {returned} {value}, 1") if scalars else value
+            failed = self.emitter.value(f"extractvalue {returned} {value}, 1") if scalars else value
             return_if_failed(self, failed)
             if scalars:
-                value = self.e.value(f"extractvalue {returned} {value}, 0")
+                value = self.emitter.value(f"extractvalue {returned} {value}, 0")
         if scalars:
             self.write(results[0], scalars[0].type, value)
 
@@ -287,27 +289,27 @@ class ThreadCode(Thread):
         if parameter.dims:
             assert isinstance(operand, ptx.Symbol)
             address = self.places.symbol(operand.name)
-            return f"ptr {self.e.value(f'inttoptr i64 {address} to ptr')}"
+            return f"ptr {self.emitter.value(f'inttoptr i64 {address} to ptr')}"
         return f"{LLVM_TYPE[parameter.type]} {self.read(operand, parameter.type)}"
 
     def _call_external(
         self, name: str, results: tuple[ptx.Operand, ...], arguments: tuple[ptx.Operand, ...]
     ) -> None:
-        e = self.e
+        emitter = self.emitter
         if name in ("malloc", "free") and self.heap is not None:
             self._use_heap(name, sum(self.heap), results, arguments)
         elif name == "malloc":
-            e.module.declare("declare ptr @malloc(i64)")
-            pointer = e.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")
-            self.write(results[0], "u64", e.value(f"ptrtoint ptr {pointer} to i64"))
+            emitter.module.declare("declare ptr @malloc(i64)")
+            pointer = emitter.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")
+            self.write(results[0], "u64", emitter.value(f"ptrtoint ptr {pointer} to i64"))
         elif name == "free":
-            e.module.declare("declare void @free(ptr)")
-            pointer = e.value(f"inttoptr i64 {self.read(arguments[0], 'u64')} to ptr")
-            e.do(f"call void @free(ptr {pointer})")
+            emitter.module.declare("declare void @free(ptr)")
+            pointer = emitter.value(f"inttoptr i64 {self.read(arguments[0], 'u64')} to ptr")
+            emitter.do(f"call void @free(ptr {pointer})")
         else:
-            e.module.declare("declare i32 @gpud_print(ptr, i64, i64)")
+            emitter.module.declare("declare i32 @gpud_print(ptr, i64, i64)")
             text, values = (self.read(a, "u64") for a in arguments[:2])
-            count = e.value(f"call i32 @gpud_print(ptr %b, i64 {text}, i64 {values})")
+            count = emitter.value(f"call i32 @gpud_print(ptr %b, i64 {text}, i64 {values})")
             self.write(results[0], "s32", count)
 
     def _use_heap(
@@ -318,15 +320,15 @@ class ThreadCode(Thread):
         arguments: tuple[ptx.Operand, ...],
     ) -> None:
         """Emit ``malloc`` or ``free`` of `gpud.device.cpu.program.heap` with its records."""
-        e = self.e
+        emitter = self.emitter
         value = self.read(arguments[0], "u64")
         if name == "malloc":
-            e.module.declare("declare i64 @gpud_heap_malloc(i64, i64)")
-            taken = e.value(f"call i64 @gpud_heap_malloc(i64 {records}, i64 {value})")
+            emitter.module.declare("declare i64 @gpud_heap_malloc(i64, i64)")
+            taken = emitter.value(f"call i64 @gpud_heap_malloc(i64 {records}, i64 {value})")
             self.write(results[0], "u64", taken)
         else:
-            e.module.declare("declare void @gpud_heap_free(i64, i64)")
-            e.do(f"call void @gpud_heap_free(i64 {records}, i64 {value})")
+            emitter.module.declare("declare void @gpud_heap_free(i64, i64)")
+            emitter.do(f"call void @gpud_heap_free(i64 {records}, i64 {value})")
 
 
 def _no_failure_exit() -> None:

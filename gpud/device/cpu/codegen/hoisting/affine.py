@@ -45,15 +45,15 @@ class AffinePointer(NamedTuple):
     slot: str
     strides: Strides
 
-    def of(self, e: Emitter, thread: tuple[str, str, str]) -> str:
+    def of(self, emitter: Emitter, thread: tuple[str, str, str]) -> str:
         """``ptr`` of the thread at these coordinates (i32)."""
-        pointer = e.value(f"load ptr, ptr {self.slot}")
+        pointer = emitter.value(f"load ptr, ptr {self.slot}")
         for number, stride in zip(thread, self.strides, strict=True):
             if stride != 0:
                 small = isinstance(stride, int) and abs(stride) < _MOST_STRIDE
-                wide = e.value(f"zext i32 {number} to i64")
-                more = e.value(f"mul {'nsw ' if small else ''}i64 {wide}, {stride}")
-                pointer = e.value(f"getelementptr i8, ptr {pointer}, i64 {more}")
+                wide = emitter.value(f"zext i32 {number} to i64")
+                more = emitter.value(f"mul {'nsw ' if small else ''}i64 {wide}, {stride}")
+                pointer = emitter.value(f"getelementptr i8, ptr {pointer}, i64 {more}")
         return pointer
 
 
@@ -90,14 +90,14 @@ class AffineSlices(Slices):
             return (int(axis == 0), int(axis == 1), int(axis == 2))
         if not isinstance(operand, ptx.Register):
             return None
-        if operand.name not in self.s.w.varying:
+        if operand.name not in self.stage_writer.lockstep.varying:
             return FLAT
         source = step.sources.get(operand.name)
         return None if source is None else self.strides_of(source)
 
     def linear_strides(self, size: int) -> Strides:
         """Strides of thread number times ``size``."""
-        shape = self.s.kernel.shape
+        shape = self.stage_writer.kernel.shape
         return (size, size * shape.x, size * shape.x * shape.y)
 
     def _knows_strides(self, step: Step) -> bool:
@@ -107,7 +107,7 @@ class AffineSlices(Slices):
         self._strides[id(step)] = None
         sources: dict[str, Strides] = {}
         for name, source in step.sources.items():
-            if name not in self.s.w.varying:
+            if name not in self.stage_writer.lockstep.varying:
                 sources[name] = FLAT
                 continue
             known = None if source is None else self._strides.get(id(source))
@@ -116,7 +116,9 @@ class AffineSlices(Slices):
             sources[name] = known
         self.run([step], self._values)
         with self.reading(step, self._values):
-            result = strides_of(self.code, step.ins, sources, self.linear_strides(1), self.s.kernel)
+            result = strides_of(
+                self.code, step.ins, sources, self.linear_strides(1), self.stage_writer.kernel
+            )
         if result is None:
             return False
         strides, widening = result
@@ -133,14 +135,14 @@ class AffineSlices(Slices):
         name = written(step.ins)[0].name
         if not all(isinstance(stride, int) for stride in strides):
             return  # the stride is no constant for LLVM: a product for each thread, no gain
-        if id(step) in self._widened and self.s.kernel.storage[name] == "ptr":
+        if id(step) in self._widened and self.stage_writer.kernel.storage[name] == "ptr":
             self.affine_pointers[id(step.ins), step.now < 0] = AffinePointer(
                 self._values[id(step)], strides
             )
             self._widened.discard(id(step))
 
     def _whole(self) -> Box:
-        shape = self.s.kernel.shape
+        shape = self.stage_writer.kernel.shape
         return Box(((0, shape.x), (0, shape.y), (0, shape.z)))
 
     def reaching_threads(self, step: Step) -> Box:
@@ -153,7 +155,7 @@ class AffineSlices(Slices):
         If the first thread of the block does not reach ``step``, its value is set to the one from
         which those of the others continue: in ``if (i > 0) a[i - 1]`` it would have wrapped.
         """
-        e, box = self.e, self.reaching_threads(step)
+        emitter, box = self.emitter, self.reaching_threads(step)
         among = all(
             stride == 0 or first == 0
             for stride, (first, _) in zip(widening.strides, box.ends, strict=True)
@@ -162,44 +164,45 @@ class AffineSlices(Slices):
             wraps = self.may_wrap(step, widening, box)
         else:
             wide = self._wide(step, widening)
-            lowest, highest = span_of(e, widening.strides, box)
-            low = self._narrow(add(e, wide, lowest), widening)
-            start = e.value(f"sub i64 {low}, {lowest}")
-            last = add(e, start, highest)
-            wraps = e.value(f"icmp ne i64 {last}, {self._narrow(last, widening)}")
-            more = e.value(f"sub i64 {start}, {wide}")
-            self._advance(step, e.value(f"mul i64 {more}, {widening.factor}"))
-        self.wraps.append(e.value(f"and i1 {box.some}, {wraps}") if box.some else wraps)
+            lowest, highest = span_of(emitter, widening.strides, box)
+            low = self._narrow(add(emitter, wide, lowest), widening)
+            start = emitter.value(f"sub i64 {low}, {lowest}")
+            last = add(emitter, start, highest)
+            wraps = emitter.value(f"icmp ne i64 {last}, {self._narrow(last, widening)}")
+            more = emitter.value(f"sub i64 {start}, {wide}")
+            self._advance(step, emitter.value(f"mul i64 {more}, {widening.factor}"))
+        self.wraps.append(emitter.value(f"and i1 {box.some}, {wraps}") if box.some else wraps)
 
     def _advance(self, step: Step, more: str) -> None:
         """Add an i64 to the first thread's result of a step."""
-        e, slot = self.e, self._values[id(step)]
-        if self.s.kernel.storage[written(step.ins)[0].name] == "ptr":
-            made = e.value(f"load ptr, ptr {slot}")
-            e.do(f"store ptr {e.value(f'getelementptr i8, ptr {made}, i64 {more}')}, ptr {slot}")
+        emitter, slot = self.emitter, self._values[id(step)]
+        if self.stage_writer.kernel.storage[written(step.ins)[0].name] == "ptr":
+            made = emitter.value(f"load ptr, ptr {slot}")
+            moved = emitter.value(f"getelementptr i8, ptr {made}, i64 {more}")
+            emitter.do(f"store ptr {moved}, ptr {slot}")
         else:
-            made = e.value(f"load i64, ptr {slot}")
-            e.do(f"store i64 {e.value(f'add i64 {made}, {more}')}, ptr {slot}")
+            made = emitter.value(f"load i64, ptr {slot}")
+            emitter.do(f"store i64 {emitter.value(f'add i64 {made}, {more}')}, ptr {slot}")
 
     def _wide(self, step: Step, widening: Widening) -> str:
         """The widened operand (i64) in the first thread of the block."""
         with self.reading(step, self._values):
             start = self.code.read(widening.operand, "u32")
-        return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {start} to i64")
+        return self.emitter.value(f"{'sext' if widening.signed else 'zext'} i32 {start} to i64")
 
     def _narrow(self, value: str, widening: Widening) -> str:
         """Truncate an i64 to 32 bits and widen it again."""
-        low = self.e.value(f"trunc i64 {value} to i32")
-        return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
+        low = self.emitter.value(f"trunc i64 {value} to i32")
+        return self.emitter.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
 
     def may_wrap(self, step: Step, widening: Widening, box: Box | None = None) -> str:
         """An i1: whether a widened value exceeds 32 bits for some thread of a box or the block."""
-        e, wide = self.e, self._wide(step, widening)
+        emitter, wide = self.emitter, self._wide(step, widening)
         result = "false"
-        for end in span_of(e, widening.strides, self._whole() if box is None else box):
+        for end in span_of(emitter, widening.strides, self._whole() if box is None else box):
             if end == 0:
                 continue
-            value = add(e, wide, end)
-            differs = e.value(f"icmp ne i64 {value}, {self._narrow(value, widening)}")
-            result = differs if result == "false" else e.value(f"or i1 {result}, {differs}")
+            value = add(emitter, wide, end)
+            differs = emitter.value(f"icmp ne i64 {value}, {self._narrow(value, widening)}")
+            result = differs if result == "false" else emitter.value(f"or i1 {result}, {differs}")
         return result

@@ -72,7 +72,7 @@ class HoistedChecks(PathConditions):
 
     def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
         super().__init__(stage, varying)
-        self._ranges = AlignedRanges(self.e)
+        self._ranges = AlignedRanges(self.emitter)
         self.inline: set[int] = set()
         self._hoisted: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
         self._bounded: list[ptx.Instruction] = []
@@ -118,20 +118,20 @@ class HoistedChecks(PathConditions):
         """Yield the check's operands and its hull's address; its slice must have been run."""
         found = decode_check(ins)
         base = found.base
-        if isinstance(base, ptx.Register) and base.name in self.s.w.varying:
+        if isinstance(base, ptx.Register) and base.name in self.stage_writer.lockstep.varying:
             before = self.code.slot(base.name)
             self.code.redirect(base.name, self.slot(base.name, last, values))
             yield found, address_of(self.code, found)
             self.code.redirect(base.name, before)
         else:
-            with self.s.as_of(ins):
+            with self.stage_writer.as_of(ins):
                 yield found, address_of(self.code, found)
 
     # -- the test
 
     def emit(self) -> str:
         """Emit the test; an i1: whether some bounds check might miss."""
-        e = self.e
+        emitter = self.emitter
         flags_: list[str] = []
         pure: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
         for one in self._hoisted:
@@ -148,29 +148,29 @@ class HoistedChecks(PathConditions):
             flags_.append(self._tested(pure))
         result = "false"
         for flag in dict.fromkeys(flags_):
-            result = e.value(f"or i1 {result}, {flag}")
+            result = emitter.value(f"or i1 {result}, {flag}")
         return result
 
     def _affine(self, ins: ptx.Instruction, last: Step | None) -> list[str] | None:
         """Conditions, any of which means that the check may miss; None if it is not affine."""
-        e, found = self.e, decode_check(ins)
+        emitter, found = self.emitter, decode_check(ins)
         if last is None and isinstance(found.base, ptx.Register):
-            if found.base.name in self.s.w.varying:
+            if found.base.name in self.stage_writer.lockstep.varying:
                 return None
         strides = FLAT if last is None else self.strides_of(last)
         if strides is None:
             return None
         if bounds_vary(found):
-            linear_strides = self.linear_strides(self.s.kernel.local_size)
+            linear_strides = self.linear_strides(self.stage_writer.kernel.local_size)
             strides = tuple(
-                subtract(e, stride, linear_stride)
+                subtract(emitter, stride, linear_stride)
                 for stride, linear_stride in zip(strides, linear_strides, strict=True)
             )  # type: ignore[assignment]
-        shape = self.s.kernel.shape
+        shape = self.stage_writer.kernel.shape
         conditions: list[str] = []
         extents = (shape.x, shape.y, shape.z)
         box = self.box(ins, extents)
-        lowest, highest = span_of(e, strides, box)
+        lowest, highest = span_of(emitter, strides, box)
         for stride, extent in zip(strides, extents, strict=True):
             if extent == 1:
                 continue
@@ -178,22 +178,24 @@ class HoistedChecks(PathConditions):
                 if stride % found.align or abs(stride) >= 1 << 50:
                     return None
             else:
-                moved = e.value(f"add i64 {stride}, {1 << 50}")
-                conditions.append(e.value(f"icmp uge i64 {moved}, {1 << 51}"))
+                moved = emitter.value(f"add i64 {stride}, {1 << 50}")
+                conditions.append(emitter.value(f"icmp uge i64 {moved}, {1 << 51}"))
                 if found.align > 1:
-                    low = e.value(f"and i64 {stride}, {found.align - 1}")
-                    conditions.append(e.value(f"icmp ne i64 {low}, 0"))
+                    low = emitter.value(f"and i64 {stride}, {found.align - 1}")
+                    conditions.append(emitter.value(f"icmp ne i64 {low}, 0"))
         with self._address(ins, last, self._values) as (_, address):
-            first = add(e, address, lowest)
+            first = add(emitter, address, lowest)
             if lowest != 0 and self._is_narrow(found):
                 # A 32-bit register: the first thread's value must not be negative.
-                below = e.value(f"sub i64 {first}, {found.low}")
-                value = e.value(f"zext i32 {e.value(f'trunc i64 {below} to i32')} to i64")
-                first = e.value(f"add i64 {value}, {found.low}")
-            outside = self._range_misses(found, first, subtract(e, highest, lowest), box.some)
+                below = emitter.value(f"sub i64 {first}, {found.low}")
+                value = emitter.value(
+                    f"zext i32 {emitter.value(f'trunc i64 {below} to i32')} to i64"
+                )
+                first = emitter.value(f"add i64 {value}, {found.low}")
+            outside = self._range_misses(found, first, subtract(emitter, highest, lowest), box.some)
             conditions += [outside] if outside else []
         if box.some:
-            conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
+            conditions = [emitter.value(f"and i1 {box.some}, {one}") for one in conditions]
         return conditions
 
     def _range_misses(self, found: CheckOperands, first: str, length: Stride, some: str) -> str:
@@ -202,24 +204,26 @@ class HoistedChecks(PathConditions):
         The range is from ``first`` to ``length`` bytes further; it is tested only if the i1
         ``some`` holds.
         """
-        e, bounds = self.e, bounds_of(self.code, found)
+        emitter, bounds = self.emitter, bounds_of(self.code, found)
         choices = 2 if found.origins[:1] == ("static",) else 1
-        end = add(e, first, length)
+        end = add(emitter, first, length)
         if choices == 1 and bounds.align % found.align == 0:
-            off, span = e.value(f"sub i64 {first}, {bounds.first}"), found.span
+            off, span = emitter.value(f"sub i64 {first}, {bounds.first}"), found.span
             if isinstance(length, int):  # all hulls together are one hull of known length
-                self._ranges.add(off, off, found.align, start_count(e, bounds, span + length), some)
+                self._ranges.add(
+                    off, off, found.align, start_count(emitter, bounds, span + length), some
+                )
             else:
-                last = e.value(f"sub i64 {end}, {bounds.first}")
-                self._ranges.add(off, last, found.align, start_count(e, bounds, span), some)
+                last = emitter.value(f"sub i64 {end}, {bounds.first}")
+                self._ranges.add(off, last, found.align, start_count(emitter, bounds, span), some)
             return ""
         outside = ""
         for which in range(choices):
             bounds = bounds_of(self.code, found, which)
             out = hull_misses(self.code, found, first, bounds)
             if length != 0:
-                out = e.value(f"or i1 {out}, {self._end_misses(found, end, bounds)}")
-            outside = e.value(f"and i1 {outside}, {out}") if outside else out
+                out = emitter.value(f"or i1 {out}, {self._end_misses(found, end, bounds)}")
+            outside = emitter.value(f"and i1 {outside}, {out}") if outside else out
         return outside
 
     def _by_intervals(self) -> list[str]:
@@ -235,44 +239,48 @@ class HoistedChecks(PathConditions):
 
     def _is_narrow(self, found: CheckOperands) -> bool:
         base = found.base
-        return isinstance(base, ptx.Register) and self.s.kernel.storage[base.name] == "i32"
+        return (
+            isinstance(base, ptx.Register) and self.stage_writer.kernel.storage[base.name] == "i32"
+        )
 
     def _end_misses(self, found: CheckOperands, address: str, bounds: Bounds) -> str:
         """Whether the hull at the highest address, aligned as the lowest is, misses."""
-        e = self.e
-        off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
-        return e.value(f"icmp uge i64 {off}, {start_count(e, bounds, found.span)}")
+        emitter = self.emitter
+        off = (
+            address if bounds.first == "0" else emitter.value(f"sub i64 {address}, {bounds.first}")
+        )
+        return emitter.value(f"icmp uge i64 {off}, {start_count(emitter, bounds, found.span)}")
 
     def _tested(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
         """An i1: whether a pure check misses; by its bounds or else in a loop over threads."""
-        e, extents = self.e, IntervalAnalysis(self)
+        emitter, extents = self.emitter, IntervalAnalysis(self)
         conditions: list[str] = []
         try:
             for ins, _, _ in checks:
                 conditions += extents.misses(ins)
         except UnknownValue:
             return self._pure(checks)
-        result = e.alloca("i1", "pure")
-        e.do(f"store i1 false, ptr {result}")
+        result = emitter.alloca("i1", "pure")
+        emitter.do(f"store i1 false, ptr {result}")
         perhaps = "false"
         for one in dict.fromkeys((*conditions, *extents.doubts)):
-            perhaps = e.value(f"or i1 {perhaps}, {one}")
-        with e.when(perhaps):
-            e.do(f"store i1 {self._pure(checks)}, ptr {result}")
-        return e.value(f"load i1, ptr {result}")
+            perhaps = emitter.value(f"or i1 {perhaps}, {one}")
+        with emitter.when(perhaps):
+            emitter.do(f"store i1 {self._pure(checks)}, ptr {result}")
+        return emitter.value(f"load i1, ptr {result}")
 
     def _pure(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
         """Emit a loop over all threads that tests these bounds checks; an i1 as `emit`."""
-        e = self.e
-        total = e.alloca("i32", "misses")
-        e.do(f"store i32 0, ptr {total}")
-        with self.s.w.threads():
+        emitter = self.emitter
+        total = emitter.alloca("i32", "misses")
+        emitter.do(f"store i32 0, ptr {total}")
+        with self.stage_writer.lockstep.threads():
             values: dict[object, str] = {}
             for ins, steps, last in checks:
                 self.run(steps, values)
                 with self._address(ins, last, values) as (found, address):
                     out = misses(self.code, found, address)
-                sofar = e.value(f"load i32, ptr {total}")
-                more = e.value(f"or i32 {sofar}, {e.value(f'zext i1 {out} to i32')}")
-                e.do(f"store i32 {more}, ptr {total}")
-        return e.value(f"icmp ne i32 {e.value(f'load i32, ptr {total}')}, 0")
+                sofar = emitter.value(f"load i32, ptr {total}")
+                more = emitter.value(f"or i32 {sofar}, {emitter.value(f'zext i1 {out} to i32')}")
+                emitter.do(f"store i32 {more}, ptr {total}")
+        return emitter.value(f"icmp ne i32 {emitter.value(f'load i32, ptr {total}')}, 0")

@@ -70,7 +70,7 @@ class IntervalAnalysis(Remainders):
             if values.step % found.align:
                 raise UnknownValue
             self.doubt("ne", self._masked(values.base, found.align - 1), 0)
-        layout = self._s.kernel.module
+        layout = self._stage_writer.kernel.module
         if found.space == "shared" and isinstance(values.high, int) and not layout.dynamic_names:
             if values.high + found.span > layout.shared.size:
                 # Not all of these values reach the bounds check: the test would always fail.
@@ -88,7 +88,7 @@ class IntervalAnalysis(Remainders):
     def _register(self, name: str, place: Place) -> Interval:
         """The interval of a register where it is read."""
         bits = self._bits_of(name)
-        if name not in self._s.w.varying:
+        if name not in self._stage_writer.lockstep.varying:
             return self._uniform(name, bits, place)
         if place.number < 0:
             return self._start(name)
@@ -103,20 +103,20 @@ class IntervalAnalysis(Remainders):
         return self._union(name, place, ())
 
     def _uniform(self, name: str, bits: int, place: Place) -> Interval:
-        made = self._s.convergence.definitions_of(name)
+        made = self._stage_writer.convergence.definitions_of(name)
         if len(made) == 1 and made[0][1].opcode.base == "mov" and made[0][1].guard is None:
             block, ins = made[0]
             source, here = (
                 ins.operands[1],
-                place.block if place.number >= 0 else self._s.stage.first,
+                place.block if place.number >= 0 else self._stage_writer.stage.first,
             )
             before = block != here and self._flow.dominates(block, here)
             if before and isinstance(source, ptx.Immediate | ptx.Symbol):
                 return self._operand(source, f"u{bits}", place)
-        with self._s.as_of(place.reader, place.number):
+        with self._stage_writer.as_of(place.reader, place.number):
             value = self._code.read(ptx.Register(name), f"u{bits}")
         if bits == 32:
-            return self.one(self.e.value(f"sext i32 {value} to i64"), 1 << 31)
+            return self.one(self.emitter.value(f"sext i32 {value} to i64"), 1 << 31)
         return self.one(value, 1 << 63)
 
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
@@ -168,20 +168,22 @@ class IntervalAnalysis(Remainders):
 
     def _spilled(self, name: str) -> Interval:
         """The minimum and maximum of the values that the threads spilled."""
-        if name not in self._s.live_in:
+        if name not in self._stage_writer.live_in:
             return self.one(0, 0)
-        e, type_ = self.e, self._s.kernel.storage[name]
-        slots = e.alloca("i64", "low"), e.alloca("i64", "high")
+        emitter, kernel = self.emitter, self._stage_writer.kernel
+        type_ = kernel.storage[name]
+        slots = emitter.alloca("i64", "low"), emitter.alloca("i64", "high")
         for slot, first in zip(slots, ((1 << 63) - 1, -1 << 63), strict=True):
-            e.do(f"store i64 {first}, ptr {slot}")
-        with self._s.w.threads():
-            value = e.value(
-                f"load {type_}, ptr {self._s.spill_slot(name)}{self._s.kernel.spill_tags}"
-            )
+            emitter.do(f"store i64 {first}, ptr {slot}")
+        with self._stage_writer.lockstep.threads():
+            spilled = self._stage_writer.spill_slot(name)
+            value = emitter.value(f"load {type_}, ptr {spilled}{kernel.spill_tags}")
             value = self._code.convert(value, type_, "i64", signed=True)
             for slot, choose in zip(slots, (self.least, self.greatest), strict=True):
-                e.do(f"store i64 {choose(e.value(f'load i64, ptr {slot}'), value)}, ptr {slot}")
-        low, high = (e.value(f"load i64, ptr {slot}") for slot in slots)
+                emitter.do(
+                    f"store i64 {choose(emitter.value(f'load i64, ptr {slot}'), value)}, ptr {slot}"
+                )
+        low, high = (emitter.value(f"load i64, ptr {slot}") for slot in slots)
         return Interval(low, high, 1, 0, 1 << 31 if type_ == "i32" else 1 << 63)
 
     # -- conditions
@@ -278,11 +280,11 @@ class IntervalAnalysis(Remainders):
                     raise UnknownValue
                 return self._register(name, place)
             case ptx.SpecialRegister(name) if name.startswith("%tid."):
-                shape = self._s.kernel.shape
+                shape = self._stage_writer.kernel.shape
                 return self.within(0, (shape.x, shape.y, shape.z)["xyz".index(name[-1])] - 1)
             case ptx.SpecialRegister(name) if name.startswith(_UNSIGNED):
                 wide = self._code.convert(self._code.read(operand, "u32"), "i32", "i64")
                 return self.one(wide, 1 << 32)
-            case ptx.Symbol(name) if name not in self._s.kernel.locals:
+            case ptx.Symbol(name) if name not in self._stage_writer.kernel.locals:
                 return self.one(self._code.read(operand, "u64"), 1 << 63)
         raise UnknownValue

@@ -64,8 +64,8 @@ class Interval:
 class IntervalArithmetic:
     """Operations on intervals; appends to ``doubts`` conditions under which they are wrong."""
 
-    def __init__(self, e: Emitter) -> None:
-        self.e = e
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
         self.doubts: list[str] = []
 
     # -- ends
@@ -73,7 +73,7 @@ class IntervalArithmetic:
     def _binary(self, what: str, first: End, second: End, known: Callable[[int, int], int]) -> End:
         if isinstance(first, int) and isinstance(second, int):
             return known(first, second)
-        return self.e.value(f"{what} i64 {first}, {second}")
+        return self.emitter.value(f"{what} i64 {first}, {second}")
 
     def plus(self, first: End, second: End) -> End:
         """The sum of two ends."""
@@ -104,8 +104,8 @@ class IntervalArithmetic:
     def _choice(self, name: str, first: End, second: End, known: Callable[..., int]) -> End:
         if isinstance(first, int) and isinstance(second, int):
             return known(first, second)
-        self.e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
-        return self.e.value(f"call i64 @llvm.{name}.i64(i64 {first}, i64 {second})")
+        self.emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+        return self.emitter.value(f"call i64 @llvm.{name}.i64(i64 {first}, i64 {second})")
 
     def doubt(self, how: str, first: End, second: End) -> None:
         """Add the doubt that ``first`` <how> ``second``, with LLVM's name of the comparison.
@@ -117,7 +117,7 @@ class IntervalArithmetic:
             if {"slt": first < second, "sgt": first > second, "ne": first != second}[how]:
                 raise UnknownValue
         else:
-            self.doubts.append(self.e.value(f"icmp {how} i64 {first}, {second}"))
+            self.doubts.append(self.emitter.value(f"icmp {how} i64 {first}, {second}"))
 
     # -- intervals
 

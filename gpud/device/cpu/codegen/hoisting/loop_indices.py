@@ -76,10 +76,10 @@ class LoopIndices(TransferFunctions):
     """
 
     def __init__(self, hoisted: HoistedChecks) -> None:
-        super().__init__(hoisted.e)
+        super().__init__(hoisted.emitter)
         self._hoisted = hoisted
-        self._s = hoisted.s
-        self._flow = hoisted.s.w.flow
+        self._stage_writer = hoisted.stage_writer
+        self._flow = hoisted.stage_writer.lockstep.flow
         self._indices: dict[str, _Index | None] = {}
         self._made: dict[object, Interval] = {}
 
@@ -107,7 +107,7 @@ class LoopIndices(TransferFunctions):
     # -- definitions
 
     def _bits_of(self, name: str) -> int:
-        bits = _STORED.get(self._s.kernel.storage[name])
+        bits = _STORED.get(self._stage_writer.kernel.storage[name])
         if bits is None:
             raise UnknownValue
         return bits
@@ -170,9 +170,9 @@ class LoopIndices(TransferFunctions):
         if any(place.block not in loop.blocks for place in advance.places):
             return None
         first = header.places[0].instruction if header.places else None
-        if first is None or id(first) not in self._s.ordinal:
+        if first is None or id(first) not in self._stage_writer.ordinal:
             return None
-        entry = Place(first, self._s.ordinal[id(first)], loop.header)
+        entry = Place(first, self._stage_writer.ordinal[id(first)], loop.header)
         start = self._union(name, entry, (step,))
         return self._bounded(name, index, latches[0], advance, start)
 
@@ -183,7 +183,7 @@ class LoopIndices(TransferFunctions):
 
         None if it can reach the loop's head by an edge other than from its latch.
         """
-        inside = {n for segment in self._s.stage.segments for n in segment.blocks}
+        inside = {n for segment in self._stage_writer.stage.segments for n in segment.blocks}
         ends = {d.block for d in self._defined(name) if d != step and d.reader.guard is None}
         found: set[int] = set()
         work = [step.block]
@@ -212,10 +212,12 @@ class LoopIndices(TransferFunctions):
         if last is None or last.guard is None or last.opcode.base != "bra":
             return None
         successors = self._flow.blocks[latch].successors
-        if len(set(successors)) != 2 or id(last) not in self._s.ordinal:
+        if len(set(successors)) != 2 or id(last) not in self._stage_writer.ordinal:
             return None
         negated = last.guard.negated != (successors[0] != index.loop.header)
-        test = self._exact(last.guard.register.name, Place(last, self._s.ordinal[id(last)], latch))
+        test = self._exact(
+            last.guard.register.name, Place(last, self._stage_writer.ordinal[id(last)], latch)
+        )
         if test is None or test.block != latch or test.reader.opcode.base != "setp":
             return None
         if test.reader.operands[0] != last.guard.register:

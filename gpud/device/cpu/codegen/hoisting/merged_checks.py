@@ -97,10 +97,10 @@ class MergedChecks:
     """
 
     def __init__(
-        self, kernel: KernelContext, blocks: Sequence[int], e: Emitter, code: ThreadCode
+        self, kernel: KernelContext, blocks: Sequence[int], emitter: Emitter, code: ThreadCode
     ) -> None:
         self.kernel = kernel
-        self.e = e
+        self.emitter = emitter
         self._groups: dict[int, _Group] = {}
         self._tested: set[int] = set()
         if kernel.arena is None:
@@ -119,9 +119,9 @@ class MergedChecks:
     # -- before the loop over threads
 
     def _prepare(self, group: _Group, code: ThreadCode) -> None:
-        e = self.e
+        emitter = self.emitter
         for name in ("umin", "umax"):
-            e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+            emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
         first, found = group.members[0], decode_check(group.members[0].ins)
         bounds = bounds_of(code, found)
         values = {place: self._parameter(place) for place in {m.place: None for m in group.members}}
@@ -132,32 +132,40 @@ class MergedChecks:
             hulls[member.place, member.offset + part.low] = None
         lowest = highest = bits = ""
         for place, offset in hulls:
-            at = e.value(f"add i64 {values[place]}, {_wrapped(offset - int(bounds.first))}")
-            lowest = e.value(f"call i64 @llvm.umin.i64(i64 {lowest}, i64 {at})") if lowest else at
-            highest = (
-                e.value(f"call i64 @llvm.umax.i64(i64 {highest}, i64 {at})") if highest else at
+            at = emitter.value(f"add i64 {values[place]}, {_wrapped(offset - int(bounds.first))}")
+            lowest = (
+                emitter.value(f"call i64 @llvm.umin.i64(i64 {lowest}, i64 {at})") if lowest else at
             )
-            bits = e.value(f"or i64 {bits}, {at}") if bits else at
-        base = e.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
-        group.bias = e.value(f"sub i64 {lowest}, {base}")
-        length = e.value(f"sub i64 {highest}, {lowest}")
+            highest = (
+                emitter.value(f"call i64 @llvm.umax.i64(i64 {highest}, i64 {at})")
+                if highest
+                else at
+            )
+            bits = emitter.value(f"or i64 {bits}, {at}") if bits else at
+        base = emitter.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
+        group.bias = emitter.value(f"sub i64 {lowest}, {base}")
+        length = emitter.value(f"sub i64 {highest}, {lowest}")
         if found.align > 1:
             # A misaligned parameter counts as far away; a select would be evaluated per thread.
-            odd = e.value(f"and i64 {bits}, {found.align - 1}")
-            length = e.value(f"or i64 {length}, {e.value(f'shl i64 {odd}, {_FAR_SHIFT}')}")
-        e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
-        room = e.value(
-            f"call i64 @llvm.usub.sat.i64(i64 {start_count(e, bounds, span)}, i64 {length})"
+            odd = emitter.value(f"and i64 {bits}, {found.align - 1}")
+            length = emitter.value(
+                f"or i64 {length}, {emitter.value(f'shl i64 {odd}, {_FAR_SHIFT}')}"
+            )
+        emitter.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
+        room = emitter.value(
+            f"call i64 @llvm.usub.sat.i64(i64 {start_count(emitter, bounds, span)}, i64 {length})"
         )
         if found.align > 1:
-            up = e.value(f"add i64 {room}, {found.align - 1}")
-            room = e.value(f"lshr i64 {up}, {found.align.bit_length() - 1}")
+            up = emitter.value(f"add i64 {room}, {found.align - 1}")
+            room = emitter.value(f"lshr i64 {up}, {found.align.bit_length() - 1}")
         group.room = room
 
     def _parameter(self, place: int) -> str:
-        e = self.e
-        pointer = e.value(f"getelementptr i8, ptr {header_field(e, 'params')}, i64 {place}")
-        return e.value(f"load i64, ptr {pointer}, align 1, !invariant.load !0")
+        emitter = self.emitter
+        pointer = emitter.value(
+            f"getelementptr i8, ptr {header_field(emitter, 'params')}, i64 {place}"
+        )
+        return emitter.value(f"load i64, ptr {pointer}, align 1, !invariant.load !0")
 
     # -- for a thread
 
@@ -166,30 +174,30 @@ class MergedChecks:
         group = self._groups.get(id(ins))
         if group is None:
             return
-        e, found = self.e, decode_check(ins)
+        emitter, found = self.emitter, decode_check(ins)
         assert isinstance(found.base, ptx.Register)
         base = code.read(found.base, "u64")
-        off = e.value(f"add i64 {base}, {group.bias}")
+        off = emitter.value(f"add i64 {base}, {group.bias}")
         if found.align > 1:
             bits = found.align.bit_length() - 1
-            e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
-            off = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
-        out = e.value(f"icmp uge i64 {off}, {group.room}")
-        cold, warm, end = e.label("cold"), e.label("warm"), e.label("end")
-        e.branch_unlikely(out, cold, warm)
-        e.place(cold)
+            emitter.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
+            off = emitter.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
+        out = emitter.value(f"icmp uge i64 {off}, {group.room}")
+        cold, warm, end = emitter.label("cold"), emitter.label("warm"), emitter.label("end")
+        emitter.branch_unlikely(out, cold, warm)
+        emitter.place(cold)
         first = group.members[0]
-        start = e.value(f"add i64 {self._parameter(first.place)}, {_wrapped(first.offset)}")
-        common = e.value(f"sub i64 {base}, {start}")
+        start = emitter.value(f"add i64 {self._parameter(first.place)}, {_wrapped(first.offset)}")
+        common = emitter.value(f"sub i64 {base}, {start}")
         for member in group.members:
             part = decode_check(member.ins)
-            at = e.value(f"add i64 {self._parameter(member.place)}, {common}")
-            hull = e.value(f"add i64 {at}, {_wrapped(member.offset + part.low)}")
+            at = emitter.value(f"add i64 {self._parameter(member.place)}, {common}")
+            hull = emitter.value(f"add i64 {at}, {_wrapped(member.offset + part.low)}")
             check_exactly(code, member.ins, hull, end)
-        e.jump(warm)
-        e.place(end)
+        emitter.jump(warm)
+        emitter.place(end)
         code.fail()
-        e.place(warm)
+        emitter.place(warm)
 
 
 class _ValueNumbering:

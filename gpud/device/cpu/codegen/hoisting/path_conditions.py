@@ -49,10 +49,10 @@ class PathConditions(AffineSlices):
     def reaching_threads(self, step: Step) -> Box:
         """The threads that the conditions on the path to a step's block let through."""
         _, block = self.where.get(id(step.ins), (-1, -1))
-        if step.now < 0 or block not in self.s.convergence.inner:
+        if step.now < 0 or block not in self.stage_writer.convergence.inner:
             return super().reaching_threads(step)
         if block not in self._comers:
-            shape = self.s.kernel.shape
+            shape = self.stage_writer.kernel.shape
             self._comers[block] = self.box(step.ins, (shape.x, shape.y, shape.z))
         return self._comers[block]
 
@@ -61,8 +61,8 @@ class PathConditions(AffineSlices):
         x, y, z = extents
         box = Box(((0, x), (0, y), (0, z)))
         for condition in self._before(ins):
-            if condition.predicate not in self.s.w.varying:
-                with self.s.as_of(condition.reader, condition.number):
+            if condition.predicate not in self.stage_writer.lockstep.varying:
+                with self.stage_writer.as_of(condition.reader, condition.number):
                     value = self.code.read(ptx.Register(condition.predicate), "pred")
                 box = self._if(box, value, negated=condition.negated)
                 continue
@@ -83,8 +83,8 @@ class PathConditions(AffineSlices):
 
     def conditions(self, block: int) -> Iterator[Condition]:
         """The conditions on the path to ``block``."""
-        flow = self.s.w.flow
-        while block in self.s.convergence.inner:
+        flow = self.stage_writer.lockstep.flow
+        while block in self.stage_writer.convergence.inner:
             above = flow.dominators[block]
             if above is None:
                 return
@@ -101,9 +101,9 @@ class PathConditions(AffineSlices):
 
     def _if(self, box: Box, value: str, *, negated: bool) -> Box:
         """``box`` if an i1 is true (false if ``negated``), otherwise an empty box."""
-        some = self.e.value(f"xor i1 {value}, true") if negated else value
+        some = self.emitter.value(f"xor i1 {value}, true") if negated else value
         if box.some:
-            some = self.e.value(f"and i1 {box.some}, {some}")
+            some = self.emitter.value(f"and i1 {box.some}, {some}")
         return replace(box, some=some)
 
     def _where(self, box: Box, step: Step, extents: tuple[int, int, int], *, negated: bool) -> Box:
@@ -116,7 +116,7 @@ class PathConditions(AffineSlices):
                     box = self._where(box, source, extents, negated=negated)
             return box
         if self.strides_of(step) == FLAT:
-            value = self.e.value(f"load i1, ptr {self._values[id(step)]}")
+            value = self.emitter.value(f"load i1, ptr {self._values[id(step)]}")
             return self._if(box, value, negated=negated)
         return self._narrowed(box, step, extents, negated=negated)
 
@@ -124,7 +124,7 @@ class PathConditions(AffineSlices):
         self, box: Box, step: Step, extents: tuple[int, int, int], *, negated: bool
     ) -> Box:
         """``box`` without the threads for which a ``setp`` gives another result."""
-        ins, e = step.ins, self.e
+        ins, emitter = step.ins, self.emitter
         modifiers = ins.opcode.modifiers
         if ins.opcode.base != "setp" or len(modifiers) != 2 or len(ins.operands) != 3:
             return box
@@ -147,8 +147,8 @@ class PathConditions(AffineSlices):
         with self.reading(step, self._values):
             how_wide = "sext" if signed else "zext"
             start, end = (
-                e.value(f"{how_wide} i32 {self.code.read(o, 'u32')} to i64")
+                emitter.value(f"{how_wide} i32 {self.code.read(o, 'u32')} to i64")
                 for o in (varying, common)
             )
-        border = e.value(f"sub i64 {end}, {start}")
-        return narrowed(e, box, axis, extents[axis], how, border)
+        border = emitter.value(f"sub i64 {end}, {start}")
+        return narrowed(emitter, box, axis, extents[axis], how, border)

@@ -168,7 +168,10 @@ class Remainders(LoopIndices):
 
     def _maker(self, operand: ptx.Operand, place: Place) -> Place | None:
         """The unguarded instruction that defined a varying register, as read there."""
-        if not isinstance(operand, ptx.Register) or operand.name not in self._s.w.varying:
+        if (
+            not isinstance(operand, ptx.Register)
+            or operand.name not in self._stage_writer.lockstep.varying
+        ):
             return None
         if place.number >= 0:
             made = self._exact(operand.name, place)
@@ -181,7 +184,7 @@ class Remainders(LoopIndices):
 
     def _reads(self, register: ptx.Register, earlier: Place, place: Place) -> bool:
         """Whether both places read the same value of ``register``."""
-        if register.name not in self._s.w.varying:
+        if register.name not in self._stage_writer.lockstep.varying:
             return False
         if earlier.number < 0 or place.number < 0:
             both = earlier.number < 0 and place.number < 0

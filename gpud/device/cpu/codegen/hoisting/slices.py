@@ -71,9 +71,9 @@ class Slices:
     """
 
     def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
-        self.s = stage
+        self.stage_writer = stage
         self.varying = varying
-        self.e = stage.e
+        self.emitter = stage.emitter
         self.code = stage.code
         self._definitions: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
         self.where: dict[int, tuple[int, int]] = {}
@@ -82,7 +82,7 @@ class Slices:
             number = stage.ordinal[id(ins)]
             self.where[id(ins)] = (number, block)
             for register in written(ins):
-                if register.name in stage.w.varying:
+                if register.name in stage.lockstep.varying:
                     self._definitions.setdefault(register.name, []).append((number, block, ins))
         self.recipe: dict[str, ptx.Instruction] = {}
         """The instruction that recomputes a register at the stage's start, by name."""
@@ -94,14 +94,18 @@ class Slices:
 
     def reaching(self, name: str, now: int, block: int) -> Step | None:
         """The step that defines ``name`` at a program point; None: its value at the start."""
-        if name not in self.s.w.varying:
+        if name not in self.stage_writer.lockstep.varying:
             return None
         before = [d for d in self._definitions.get(name, ()) if d[0] < now]
         after = [d for d in self._definitions.get(name, ()) if d[0] >= now]
         if before:
             number, where, ins = before[-1]
             same = where == block
-            only = len(before) == 1 and not after and self.s.w.flow.dominates(where, block)
+            only = (
+                len(before) == 1
+                and not after
+                and self.stage_writer.lockstep.flow.dominates(where, block)
+            )
             if ins.guard is not None or not (same or only):
                 raise UnknownValue
             return self._step(ins, number, where)
@@ -112,10 +116,10 @@ class Slices:
 
     def _in_one_loop(self, first: int, second: int) -> bool:
         """Whether both blocks are in one loop within the stage."""
-        inner = self.s.convergence.inner
+        inner = self.stage_writer.convergence.inner
         return any(
             loop.header in inner and first in loop.blocks and second in loop.blocks
-            for loop in self.s.w.flow.loops
+            for loop in self.stage_writer.lockstep.flow.loops
         )
 
     def _step(self, ins: ptx.Instruction, number: int, block: int) -> Step:
@@ -162,13 +166,13 @@ class Slices:
             if id(step) in values:
                 continue
             target = written(step.ins)[0].name
-            slot = self.e.alloca(self.s.kernel.storage[target], "early")
+            slot = self.emitter.alloca(self.stage_writer.kernel.storage[target], "early")
             with self.reading(step, values):
                 if target in step.sources:
                     # It also reads its target: the old value must be in the new slot.
-                    type_ = self.s.kernel.storage[target]
-                    old = self.e.value(f"load {type_}, ptr {self.code.slot(target)}")
-                    self.e.do(f"store {type_} {old}, ptr {slot}")
+                    type_ = self.stage_writer.kernel.storage[target]
+                    old = self.emitter.value(f"load {type_}, ptr {self.code.slot(target)}")
+                    self.emitter.do(f"store {type_} {old}, ptr {slot}")
                 self.code.redirect(target, slot)
                 self.code.run(step.ins)
             values[id(step)] = slot
@@ -178,9 +182,9 @@ class Slices:
         """Within this context, operands of ``step`` have their values in the program."""
         names = {register.name for register in (*read(step.ins), *written(step.ins))}
         slots = {name: self.code.slot(name) for name in names}
-        with self.s.as_of(step.ins, step.now):
+        with self.stage_writer.as_of(step.ins, step.now):
             for name, source in step.sources.items():
-                if name in self.s.w.varying:
+                if name in self.stage_writer.lockstep.varying:
                     self.code.redirect(name, self.slot(name, source, values))
             yield
         for name, slot in slots.items():
@@ -192,13 +196,15 @@ class Slices:
             return values[id(source)]
         slot = values.get(name)
         if slot is None:
-            type_ = self.s.kernel.storage[name]
-            slot = values[name] = self.e.alloca(type_, "kept")
+            type_ = self.stage_writer.kernel.storage[name]
+            slot = values[name] = self.emitter.alloca(type_, "kept")
             value = zero(type_)
-            if name in self.s.live_in:
-                tags = self.s.kernel.spill_tags
-                value = self.e.value(f"load {type_}, ptr {self.s.spill_slot(name)}{tags}")
-            self.e.do(f"store {type_} {value}, ptr {slot}")
+            if name in self.stage_writer.live_in:
+                tags = self.stage_writer.kernel.spill_tags
+                value = self.emitter.value(
+                    f"load {type_}, ptr {self.stage_writer.spill_slot(name)}{tags}"
+                )
+            self.emitter.do(f"store {type_} {value}, ptr {slot}")
         return slot
 
     def ordered(self, step: Step) -> list[Step]:

@@ -23,30 +23,30 @@ FLAT: Strides = (0, 0, 0)
 
 
 @overload
-def add(e: Emitter, first: str, second: Stride) -> str: ...
+def add(emitter: Emitter, first: str, second: Stride) -> str: ...
 
 
 @overload
-def add(e: Emitter, first: Stride, second: Stride) -> Stride: ...
+def add(emitter: Emitter, first: Stride, second: Stride) -> Stride: ...
 
 
-def add(e: Emitter, first: Stride, second: Stride) -> Stride:
+def add(emitter: Emitter, first: Stride, second: Stride) -> Stride:
     """The sum of two strides or addresses."""
     if isinstance(first, int) and isinstance(second, int):
         return first + second
     if first == 0 or second == 0:
         return second if first == 0 else first
-    return e.value(f"add i64 {first}, {second}")
+    return emitter.value(f"add i64 {first}, {second}")
 
 
-def subtract(e: Emitter, first: Stride, second: Stride) -> Stride:
+def subtract(emitter: Emitter, first: Stride, second: Stride) -> Stride:
     """The difference of two strides."""
     if isinstance(first, int) and isinstance(second, int):
         return first - second
-    return first if second == 0 else e.value(f"sub i64 {first}, {second}")
+    return first if second == 0 else emitter.value(f"sub i64 {first}, {second}")
 
 
-def multiply(e: Emitter, first: Stride, second: Stride) -> Stride:
+def multiply(emitter: Emitter, first: Stride, second: Stride) -> Stride:
     """The product of two strides."""
     if isinstance(first, int) and isinstance(second, int):
         return first * second
@@ -54,4 +54,4 @@ def multiply(e: Emitter, first: Stride, second: Stride) -> Stride:
         return 0
     if 1 in (first, second):
         return second if first == 1 else first
-    return e.value(f"mul i64 {first}, {second}")
+    return emitter.value(f"mul i64 {first}, {second}")

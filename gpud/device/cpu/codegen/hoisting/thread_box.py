@@ -46,8 +46,8 @@ class AlignedRanges:
     offset, and those of all offsets are combined before the test.
     """
 
-    def __init__(self, e: Emitter) -> None:
-        self.e = e
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
         self._joined: dict[str, dict[int, dict[str, None]]] = {}
         """Numbers by the condition (i1) under which they matter, and by the bits of them that do.
         """
@@ -67,26 +67,26 @@ class AlignedRanges:
         masks.setdefault(_NEGATIVE + align - 1, {})[first] = None
         if end != first:
             masks.setdefault(_NEGATIVE, {})[end] = None
-        last = str(int(limit) - 1) if limit.isdigit() else self.e.value(f"sub i64 {limit}, 1")
-        masks.setdefault(_NEGATIVE, {})[self.e.value(f"sub i64 {last}, {end}")] = None
+        last = str(int(limit) - 1) if limit.isdigit() else self.emitter.value(f"sub i64 {limit}, 1")
+        masks.setdefault(_NEGATIVE, {})[self.emitter.value(f"sub i64 {last}, {end}")] = None
 
     def missed(self) -> str:
         """An i1: whether some offset does not pass."""
-        e, bad = self.e, ""
+        emitter, bad = self.emitter, ""
         for some, masks in self._joined.items():
             part = ""
             for mask, numbers in masks.items():
-                bits = e.value(f"and i64 {self._either(numbers)}, {mask}")
-                part = e.value(f"or i64 {part}, {bits}") if part else bits
+                bits = emitter.value(f"and i64 {self._either(numbers)}, {mask}")
+                part = emitter.value(f"or i64 {part}, {bits}") if part else bits
             if some:
-                part = e.value(f"select i1 {some}, i64 {part}, i64 0")
-            bad = e.value(f"or i64 {bad}, {part}") if bad else part
-        return e.value(f"icmp ne i64 {bad}, 0")
+                part = emitter.value(f"select i1 {some}, i64 {part}, i64 0")
+            bad = emitter.value(f"or i64 {bad}, {part}") if bad else part
+        return emitter.value(f"icmp ne i64 {bad}, 0")
 
     def _either(self, numbers: Iterable[str]) -> str:
         result = ""
         for number in numbers:
-            result = self.e.value(f"or i64 {result}, {number}") if result else number
+            result = self.emitter.value(f"or i64 {result}, {number}") if result else number
         return result
 
 
@@ -103,53 +103,54 @@ def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
     return _MIRRORED.get(how) if mirrored else (how if how in _MIRRORED else None)
 
 
-def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str) -> Box:
+def narrowed(emitter: Emitter, box: Box, axis: int, extent: int, how: str, border: str) -> Box:
     """``box`` without the threads for which ``number`` <how> ``border`` (i64) does not hold.
 
     ``number`` is that of a thread along ``axis``, of ``extent`` threads.
     """
     for name in ("smin", "smax"):
-        e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+        emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
     first, stop = box.ends[axis]
     if how in ("lt", "lo", "le", "ls", "eq"):
-        after = border if how in ("lt", "lo") else e.value(f"add i64 {border}, 1")
-        stop = e.value(f"call i64 @llvm.smin.i64(i64 {stop}, i64 {after})")
+        after = border if how in ("lt", "lo") else emitter.value(f"add i64 {border}, 1")
+        stop = emitter.value(f"call i64 @llvm.smin.i64(i64 {stop}, i64 {after})")
     if how in ("gt", "hi", "ge", "hs", "eq"):
-        begin = border if how in ("ge", "hs", "eq") else e.value(f"add i64 {border}, 1")
-        first = e.value(f"call i64 @llvm.smax.i64(i64 {first}, i64 {begin})")
+        begin = border if how in ("ge", "hs", "eq") else emitter.value(f"add i64 {border}, 1")
+        first = emitter.value(f"call i64 @llvm.smax.i64(i64 {first}, i64 {begin})")
     if how == "ne":
-        is_first = e.value(f"zext i1 {e.value(f'icmp eq i64 {first}, {border}')} to i64")
-        first = e.value(f"add i64 {first}, {is_first}")
-        before = add(e, stop, -1)
-        stop = e.value(
-            f"select i1 {e.value(f'icmp eq i64 {before}, {border}')}, i64 {before}, i64 {stop}"
+        is_first = emitter.value(
+            f"zext i1 {emitter.value(f'icmp eq i64 {first}, {border}')} to i64"
         )
-    some = e.value(f"icmp slt i64 {first}, {stop}")
+        first = emitter.value(f"add i64 {first}, {is_first}")
+        before = add(emitter, stop, -1)
+        is_last = emitter.value(f"icmp eq i64 {before}, {border}")
+        stop = emitter.value(f"select i1 {is_last}, i64 {before}, i64 {stop}")
+    some = emitter.value(f"icmp slt i64 {first}, {stop}")
     if box.some:
-        some = e.value(f"and i1 {box.some}, {some}")
+        some = emitter.value(f"and i1 {box.some}, {some}")
     ends = list(box.ends)
     ends[axis] = (first, stop)
     return replace(box, ends=(ends[0], ends[1], ends[2]), some=some)
 
 
-def span_of(e: Emitter, strides: Strides, box: Box) -> tuple[Stride, Stride]:
+def span_of(emitter: Emitter, strides: Strides, box: Box) -> tuple[Stride, Stride]:
     """By how much the lowest and the highest value in a box differ from the first thread's."""
     lowest: Stride = 0
     highest: Stride = 0
     for stride, (first, stop) in zip(strides, box.ends, strict=True):
         if stride == 0:
             continue
-        low = multiply(e, stride, first)
-        high = multiply(e, stride, add(e, stop, -1))
+        low = multiply(emitter, stride, first)
+        high = multiply(emitter, stride, add(emitter, stop, -1))
         if isinstance(stride, int):
             if stride < 0:
                 low, high = high, low
         else:
             for name in ("smin", "smax"):
-                e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+                emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
             low, high = (
-                e.value(f"call i64 @llvm.{name}.i64(i64 {low}, i64 {high})")
+                emitter.value(f"call i64 @llvm.{name}.i64(i64 {low}, i64 {high})")
                 for name in ("smin", "smax")
             )
-        lowest, highest = add(e, lowest, low), add(e, highest, high)
+        lowest, highest = add(emitter, lowest, low), add(emitter, highest, high)
     return lowest, highest

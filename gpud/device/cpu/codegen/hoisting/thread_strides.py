@@ -76,7 +76,7 @@ class _Rules:
         kernel: KernelContext,
     ) -> None:
         self.code = code
-        self.e: Emitter = code.e
+        self.emitter: Emitter = code.emitter
         self.ins = ins
         self.sources = sources
         self.linear_strides = linear_strides
@@ -152,7 +152,7 @@ class _Rules:
     def _each(
         self, rule: Callable[[Emitter, Stride, Stride], Stride], first: Strides, second: Strides
     ) -> Strides:
-        made = (self._fit(rule(self.e, a, b)) for a, b in zip(first, second, strict=True))
+        made = (self._fit(rule(self.emitter, a, b)) for a, b in zip(first, second, strict=True))
         return tuple(made)  # type: ignore[return-value]
 
     def _fit(self, stride: Stride) -> Stride:
@@ -162,7 +162,9 @@ class _Rules:
             return (stride + half) % (2 * half) - half
         if self.bits == 64:
             return stride
-        return self.e.value(f"sext i32 {self.e.value(f'trunc i64 {stride} to i32')} to i64")
+        return self.emitter.value(
+            f"sext i32 {self.emitter.value(f'trunc i64 {stride} to i32')} to i64"
+        )
 
     def _number(self, factor: ptx.Operand, type_: str) -> Stride:
         """The first thread's value of ``factor``, read as ``type_`` and widened."""
@@ -177,7 +179,7 @@ class _Rules:
         return number
 
     def _scaled(self, strides: Strides, number: Stride) -> Strides:
-        made = (self._fit(multiply(self.e, stride, number)) for stride in strides)
+        made = (self._fit(multiply(self.emitter, stride, number)) for stride in strides)
         return tuple(made)  # type: ignore[return-value]
 
     def _shifted(self, known: list[Strides]) -> Strides | None:

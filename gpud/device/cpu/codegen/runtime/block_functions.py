@@ -33,37 +33,37 @@ class BlockFunctions:
 
     def begin(self, header: str) -> Emitter:
         """Begin a function whose first parameter is ``ptr %b``."""
-        e = Emitter(self.ir, f"{header} nounwind")
-        self.threads = e.value(f"load i32, ptr {self.header(e, 'threads')}")
-        self.padded = e.value(f"load i32, ptr {self.header(e, 'padded')}")
-        return e
+        emitter = Emitter(self.ir, f"{header} nounwind")
+        self.threads = emitter.value(f"load i32, ptr {self.header(emitter, 'threads')}")
+        self.padded = emitter.value(f"load i32, ptr {self.header(emitter, 'padded')}")
+        return emitter
 
     # -- small accesses
 
-    def slot(self, e: Emitter, name: str, thread: str) -> str:
+    def slot(self, emitter: Emitter, name: str, thread: str) -> str:
         """``ptr`` to the element of thread ``thread`` (i32) in a base array."""
         unit = base_array_offset(name)
-        at = e.value(f"mul i32 {self.padded}, {unit}")
-        at = e.value(f"add i32 {at}, {HEADER_SIZE}")
-        base = e.value(f"getelementptr i8, ptr %b, i32 {at}")
-        return e.value(f"getelementptr {BASE_ARRAYS[name]}, ptr {base}, i32 {thread}")
+        at = emitter.value(f"mul i32 {self.padded}, {unit}")
+        at = emitter.value(f"add i32 {at}, {HEADER_SIZE}")
+        base = emitter.value(f"getelementptr i8, ptr %b, i32 {at}")
+        return emitter.value(f"getelementptr {BASE_ARRAYS[name]}, ptr {base}, i32 {thread}")
 
-    def load(self, e: Emitter, name: str, thread: str) -> str:
+    def load(self, emitter: Emitter, name: str, thread: str) -> str:
         """Load the element of thread ``thread`` (i32) of a base array."""
-        return e.value(f"load {BASE_ARRAYS[name]}, ptr {self.slot(e, name, thread)}")
+        return emitter.value(f"load {BASE_ARRAYS[name]}, ptr {self.slot(emitter, name, thread)}")
 
-    def store(self, e: Emitter, name: str, thread: str, value: str) -> None:
+    def store(self, emitter: Emitter, name: str, thread: str, value: str) -> None:
         """Store to the element of thread ``thread`` (i32) of a base array."""
-        e.do(f"store {BASE_ARRAYS[name]} {value}, ptr {self.slot(e, name, thread)}")
+        emitter.do(f"store {BASE_ARRAYS[name]} {value}, ptr {self.slot(emitter, name, thread)}")
 
-    def function(self, e: Emitter, name: str) -> str:
+    def function(self, emitter: Emitter, name: str) -> str:
         """Load the address of one of the kernel's own functions or tables."""
-        return e.value(f"load ptr, ptr {self.header(e, name)}")
+        return emitter.value(f"load ptr, ptr {self.header(emitter, name)}")
 
-    def status(self, e: Emitter, state: str) -> str:
+    def status(self, emitter: Emitter, state: str) -> str:
         """The `Status` (i32) in a state word."""
-        return e.value(f"lshr i32 {state}, {STATE_STATUS_SHIFT}")
+        return emitter.value(f"lshr i32 {state}, {STATE_STATUS_SHIFT}")
 
-    def header(self, e: Emitter, name: str) -> str:
+    def header(self, emitter: Emitter, name: str) -> str:
         """``ptr`` to a header field."""
-        return e.value(f"getelementptr i8, ptr %b, i64 {HEADER[name][0]}")
+        return emitter.value(f"getelementptr i8, ptr %b, i64 {HEADER[name][0]}")

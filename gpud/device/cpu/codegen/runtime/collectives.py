@@ -64,7 +64,7 @@ class Collectives(ExchangeFunctions):
                 self._store(code, "xa", code.convert(held, "i1", "i32"))
             case "match" if kind.type.endswith("64"):
                 value = code.read(operands[1], kind.type)
-                high = code.e.value(f"lshr i64 {value}, 32")
+                high = code.emitter.value(f"lshr i64 {value}, 32")
                 self._store(code, "xa", code.convert(value, "i64", "i32"))
                 self._store(code, "xb", code.convert(high, "i64", "i32"))
             case "match" | "redux":
@@ -101,31 +101,31 @@ class Collectives(ExchangeFunctions):
         if names[0] in ("bar", "barrier"):
             self._resume_reduction(code, target, names, value)
         elif names[0] == "vote" and "ballot" not in names:
-            code.write(target, "pred", code.e.value(f"trunc i32 {value} to i1"))
+            code.write(target, "pred", code.emitter.value(f"trunc i32 {value} to i1"))
         else:
             code.write(target, "b32", value)
         if second is not None:
             flag = self._load(code, "result_pred")
-            code.write(second, "pred", code.e.value(f"trunc i32 {flag} to i1"))
+            code.write(second, "pred", code.emitter.value(f"trunc i32 {flag} to i1"))
 
     def _resume_reduction(
         self, code: ThreadCode, target: ptx.Operand, names: tuple[str, ...], ones: str
     ) -> None:
         """Result of ``bar.red`` from the number of true predicates, ``ones``, and of threads."""
-        e = code.e
+        emitter = code.emitter
         if "popc" in names:
             code.write(target, "u32", ones)
         elif "and" in names:
             threads = self._load(code, "result_pred")
-            code.write(target, "pred", e.value(f"icmp eq i32 {ones}, {threads}"))
+            code.write(target, "pred", emitter.value(f"icmp eq i32 {ones}, {threads}"))
         else:
-            code.write(target, "pred", e.value(f"icmp ne i32 {ones}, 0"))
+            code.write(target, "pred", emitter.value(f"icmp ne i32 {ones}, 0"))
 
     def _store(self, code: ThreadCode, name: str, value: str) -> None:
-        self._put(code.e, name, code.places.thread, value)
+        self._put(code.emitter, name, code.places.thread, value)
 
     def _load(self, code: ThreadCode, name: str) -> str:
-        return self._get(code.e, name, code.places.thread)
+        return self._get(code.emitter, name, code.places.thread)
 
     # -- exchanges in lockstep
 
@@ -150,21 +150,21 @@ class Collectives(ExchangeFunctions):
         lanes = self.layout.threads - (self.layout.warps - 1) * 32
         return -1 if lanes == 32 else (1 << lanes) - 1
 
-    def masks_are_full(self, e: Emitter) -> str:
+    def masks_are_full(self, emitter: Emitter) -> str:
         """An i1: whether every thread's mask names all existing lanes of its warp."""
-        slot = e.alloca("i32", "partial")
-        e.do(f"store i32 0, ptr {slot}")
+        slot = emitter.alloca("i32", "partial")
+        emitter.do(f"store i32 0, ptr {slot}")
         final = (self.layout.warps - 1) * 32
-        with e.count("0", str(self.layout.threads)) as thread:
-            last = e.value(f"icmp sge i32 {thread}, {final}")
-            need = e.value(f"select i1 {last}, i32 {self._existing()}, i32 -1")
-            absent = e.value(f"xor i32 {self._get(e, 'mask', thread)}, -1")
-            missing = e.value(f"and i32 {need}, {absent}")
-            sofar = e.value(f"load i32, ptr {slot}")
-            e.do(f"store i32 {e.value(f'or i32 {sofar}, {missing}')}, ptr {slot}")
-        return e.value(f"icmp eq i32 {e.value(f'load i32, ptr {slot}')}, 0")
+        with emitter.count("0", str(self.layout.threads)) as thread:
+            last = emitter.value(f"icmp sge i32 {thread}, {final}")
+            need = emitter.value(f"select i1 {last}, i32 {self._existing()}, i32 -1")
+            absent = emitter.value(f"xor i32 {self._get(emitter, 'mask', thread)}, -1")
+            missing = emitter.value(f"and i32 {need}, {absent}")
+            sofar = emitter.value(f"load i32, ptr {slot}")
+            emitter.do(f"store i32 {emitter.value(f'or i32 {sofar}, {missing}')}, ptr {slot}")
+        return emitter.value(f"icmp eq i32 {emitter.value(f'load i32, ptr {slot}')}, 0")
 
-    def exchange_all(self, e: Emitter, ins: ptx.Instruction) -> None:
+    def exchange_all(self, emitter: Emitter, ins: ptx.Instruction) -> None:
         """Exchange in every warp of the block; all of its lanes have made their offers."""
         kind = collective_kind(ins)
         if kind.name == "bar":
@@ -174,29 +174,29 @@ class Collectives(ExchangeFunctions):
 
         def exchange(first: str, group: int) -> None:
             if lanes:
-                self.shuffle_known(e, kind.mode, lanes, first, group)
+                self.shuffle_known(emitter, kind.mode, lanes, first, group)
             else:
-                e.do(f"call void @exchange.{key}(ptr %b, i32 {first}, i32 {group})")
+                emitter.do(f"call void @exchange.{key}(ptr %b, i32 {first}, i32 {group})")
 
         whole = self.layout.warps - (0 if self._existing() == -1 else 1)
         if whole:
-            with e.count("0", str(whole)) as warp:
-                exchange(e.value(f"mul i32 {warp}, 32"), -1)
+            with emitter.count("0", str(whole)) as warp:
+                exchange(emitter.value(f"mul i32 {warp}, 32"), -1)
         if whole < self.layout.warps:
             exchange(str(whole * 32), self._existing())
 
-    def reduce_all(self, e: Emitter) -> None:
+    def reduce_all(self, emitter: Emitter) -> None:
         """Compute the reduction of a barrier that all threads of the block have reached."""
-        ones = e.alloca("i32", "ones")
-        e.do(f"store i32 0, ptr {ones}")
-        with e.count("0", str(self.layout.threads)) as thread:
-            bit = e.value(f"and i32 {self._get(e, 'xa', thread)}, 1")
-            sofar = e.value(f"load i32, ptr {ones}")
-            e.do(f"store i32 {e.value(f'add i32 {sofar}, {bit}')}, ptr {ones}")
-        total = e.value(f"load i32, ptr {ones}")
-        with e.count("0", str(self.layout.threads)) as thread:
-            self._put(e, "result", thread, total)
-            self._put(e, "result_pred", thread, str(self.layout.threads))
+        ones = emitter.alloca("i32", "ones")
+        emitter.do(f"store i32 0, ptr {ones}")
+        with emitter.count("0", str(self.layout.threads)) as thread:
+            bit = emitter.value(f"and i32 {self._get(emitter, 'xa', thread)}, 1")
+            sofar = emitter.value(f"load i32, ptr {ones}")
+            emitter.do(f"store i32 {emitter.value(f'add i32 {sofar}, {bit}')}, ptr {ones}")
+        total = emitter.value(f"load i32, ptr {ones}")
+        with emitter.count("0", str(self.layout.threads)) as thread:
+            self._put(emitter, "result", thread, total)
+            self._put(emitter, "result_pred", thread, str(self.layout.threads))
 
 
 def _known_lanes(ins: ptx.Instruction) -> tuple[int, int] | None:

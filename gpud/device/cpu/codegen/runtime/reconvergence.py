@@ -24,74 +24,77 @@ class ReconvergenceFunctions(BlockFunctions):
 
     def _define_find_row(self) -> None:
         """Find the row of a block in the kernel's ``uniform_table``; null if it has none."""
-        e = self.begin("define internal ptr @find_row(ptr %b, i32 %block)")
-        row = e.alloca("ptr", "row")
-        e.do(f"store ptr {self.function(e, 'uniform_table')}, ptr {row}")
-        with e.loop() as (_, out):
-            here = e.value(f"load ptr, ptr {row}")
-            number = e.value(f"load i32, ptr {here}")
-            with e.when(e.value(f"icmp eq i32 {number}, %block")):
-                e.end(f"ret ptr {here}")
-            onward = e.label("onward")
-            e.branch(e.value(f"icmp slt i32 {number}, 0"), out, onward)
-            e.place(onward)
-            count = self.word(e, here, 2)
-            words = e.value(f"add i32 {e.value(f'mul i32 {count}, 3')}, 3")
-            e.do(f"store ptr {e.value(f'getelementptr i32, ptr {here}, i32 {words}')}, ptr {row}")
-        e.end("ret ptr null")
-        e.finish()
+        emitter = self.begin("define internal ptr @find_row(ptr %b, i32 %block)")
+        row = emitter.alloca("ptr", "row")
+        emitter.do(f"store ptr {self.function(emitter, 'uniform_table')}, ptr {row}")
+        with emitter.loop() as (_, out):
+            here = emitter.value(f"load ptr, ptr {row}")
+            number = emitter.value(f"load i32, ptr {here}")
+            with emitter.when(emitter.value(f"icmp eq i32 {number}, %block")):
+                emitter.end(f"ret ptr {here}")
+            onward = emitter.label("onward")
+            emitter.branch(emitter.value(f"icmp slt i32 {number}, 0"), out, onward)
+            emitter.place(onward)
+            count = self.word(emitter, here, 2)
+            words = emitter.value(f"add i32 {emitter.value(f'mul i32 {count}, 3')}, 3")
+            next_row = emitter.value(f"getelementptr i32, ptr {here}, i32 {words}")
+            emitter.do(f"store ptr {next_row}, ptr {row}")
+        emitter.end("ret ptr null")
+        emitter.finish()
 
     @staticmethod
-    def word(e: Emitter, row: str, index: int) -> str:
+    def word(emitter: Emitter, row: str, index: int) -> str:
         """Load a word of a row of the table, as i32."""
-        return e.value(f"load i32, ptr {e.value(f'getelementptr i32, ptr {row}, i32 {index}')}")
+        return emitter.value(
+            f"load i32, ptr {emitter.value(f'getelementptr i32, ptr {row}, i32 {index}')}"
+        )
 
     def _define_broadcast(self) -> None:
         """Copy the uniform registers of a row to every thread's array element."""
-        e = self.begin("define internal void @broadcast(ptr %b, i32 %block)")
-        row = e.value("call ptr @find_row(ptr %b, i32 %block)")
-        found, done = e.label("found"), e.label("spread")
-        e.branch(e.value(f"icmp ne ptr {row}, null"), found, done)
-        e.place(found)
-        with e.count("0", self.word(e, row, 2)) as index:
-            array, size, common = self._entry(e, row, index)
+        emitter = self.begin("define internal void @broadcast(ptr %b, i32 %block)")
+        row = emitter.value("call ptr @find_row(ptr %b, i32 %block)")
+        found, done = emitter.label("found"), emitter.label("spread")
+        emitter.branch(emitter.value(f"icmp ne ptr {row}, null"), found, done)
+        emitter.place(found)
+        with emitter.count("0", self.word(emitter, row, 2)) as index:
+            array, size, common = self._entry(emitter, row, index)
             for bits in (8, 16, 32, 64):
-                with e.when(e.value(f"icmp eq i32 {size}, {bits // 8}")):
-                    value = e.value(f"load i{bits}, ptr {common}")
-                    with e.count("0", self.threads) as thread:
-                        mine = e.value(f"getelementptr i{bits}, ptr {array}, i32 {thread}")
-                        e.do(f"store i{bits} {value}, ptr {mine}")
-        e.place(done)
-        e.end("ret void")
-        e.finish()
+                with emitter.when(emitter.value(f"icmp eq i32 {size}, {bits // 8}")):
+                    value = emitter.value(f"load i{bits}, ptr {common}")
+                    with emitter.count("0", self.threads) as thread:
+                        mine = emitter.value(f"getelementptr i{bits}, ptr {array}, i32 {thread}")
+                        emitter.do(f"store i{bits} {value}, ptr {mine}")
+        emitter.place(done)
+        emitter.end("ret void")
+        emitter.finish()
 
-    def _entry(self, e: Emitter, row: str, index: str) -> tuple[str, str, str]:
+    def _entry(self, emitter: Emitter, row: str, index: str) -> tuple[str, str, str]:
         """(pointer to the array, size, pointer to the uniform copy) of a register of a row."""
-        at = e.value(f"add i32 {e.value(f'mul i32 {index}, 3')}, 3")
-        triple = e.value(f"getelementptr i32, ptr {row}, i32 {at}")
-        array = e.value(f"getelementptr i8, ptr %b, i32 {self.word(e, triple, 0)}")
-        common = e.value(f"getelementptr i8, ptr %b, i32 {self.word(e, triple, 2)}")
-        return array, self.word(e, triple, 1), common
+        at = emitter.value(f"add i32 {emitter.value(f'mul i32 {index}, 3')}, 3")
+        triple = emitter.value(f"getelementptr i32, ptr {row}, i32 {at}")
+        array = emitter.value(f"getelementptr i8, ptr %b, i32 {self.word(emitter, triple, 0)}")
+        common = emitter.value(f"getelementptr i8, ptr %b, i32 {self.word(emitter, triple, 2)}")
+        return array, self.word(emitter, triple, 1), common
 
     def _define_divergence(self) -> None:
         """Leave lockstep: give each thread a state, and copies of the uniform registers."""
-        e = self.begin("define internal void @diverge(ptr %b)")
-        by_vote = e.value(f"load i32, ptr {self.header(e, 'by_vote')}")
+        emitter = self.begin("define internal void @diverge(ptr %b)")
+        by_vote = emitter.value(f"load i32, ptr {self.header(emitter, 'by_vote')}")
         words = [
-            e.value(f"load i32, ptr {self.header(e, name)}")
+            emitter.value(f"load i32, ptr {self.header(emitter, name)}")
             for name in ("taken_state", "fallthrough_state")
         ]
         for word in words:
-            block = e.value(f"and i32 {word}, {CUT_MASK}")
-            e.do(f"call void @broadcast(ptr %b, i32 {block})")
-        with e.count("0", self.threads) as thread:
-            vote = e.value(f"icmp ne i32 {self.load(e, 'key', thread)}, 0")
-            alike = e.value(f"icmp eq i32 {by_vote}, 0")
-            took = e.value(f"or i1 {vote}, {alike}")
-            word = e.value(f"select i1 {took}, i32 {words[0]}, i32 {words[1]}")
-            self.store(e, "state", thread, word)
-        e.end("ret void")
-        e.finish()
+            block = emitter.value(f"and i32 {word}, {CUT_MASK}")
+            emitter.do(f"call void @broadcast(ptr %b, i32 {block})")
+        with emitter.count("0", self.threads) as thread:
+            vote = emitter.value(f"icmp ne i32 {self.load(emitter, 'key', thread)}, 0")
+            alike = emitter.value(f"icmp eq i32 {by_vote}, 0")
+            took = emitter.value(f"or i1 {vote}, {alike}")
+            word = emitter.value(f"select i1 {took}, i32 {words[0]}, i32 {words[1]}")
+            self.store(emitter, "state", thread, word)
+        emitter.end("ret void")
+        emitter.finish()
 
     def _define_reconvergence(self) -> None:
         """Return whether the threads can go on in lockstep; then ``lockstep_block`` says where.
@@ -99,46 +102,50 @@ class ReconvergenceFunctions(BlockFunctions):
         They can if all are at the same block, it allows that, and they agree on its uniform
         registers.
         """
-        e = self.begin("define internal i1 @reconverge(ptr %b)")
-        no = e.label("no")
-        differ = e.alloca("i64", "differ")
-        e.do(f"store i64 0, ptr {differ}")
-        first = self.load(e, "state", "0")
-        with e.count("0", self.threads) as thread:
-            other = e.value(f"xor i32 {self.load(e, 'state', thread)}, {first}")
-            self._differ(e, differ, e.value(f"zext i32 {other} to i64"))
-        row, same = e.label("row"), e.label("same")
-        e.branch(e.value(f"icmp eq i64 {e.value(f'load i64, ptr {differ}')}, 0"), row, no)
-        e.place(row)
-        found = e.value(f"call ptr @find_row(ptr %b, i32 {first})")
-        known = e.label("known")
-        e.branch(e.value(f"icmp ne ptr {found}, null"), known, no)
-        e.place(known)
-        may = e.value(f"icmp ne i32 {self.word(e, found, 1)}, 0")
-        compare = e.label("compare")
-        e.branch(may, compare, no)
-        e.place(compare)
-        with e.count("0", self.word(e, found, 2)) as index:
-            array, size, common = self._entry(e, found, index)
+        emitter = self.begin("define internal i1 @reconverge(ptr %b)")
+        no = emitter.label("no")
+        differ = emitter.alloca("i64", "differ")
+        emitter.do(f"store i64 0, ptr {differ}")
+        first = self.load(emitter, "state", "0")
+        with emitter.count("0", self.threads) as thread:
+            other = emitter.value(f"xor i32 {self.load(emitter, 'state', thread)}, {first}")
+            self._differ(emitter, differ, emitter.value(f"zext i32 {other} to i64"))
+        row, same = emitter.label("row"), emitter.label("same")
+        emitter.branch(
+            emitter.value(f"icmp eq i64 {emitter.value(f'load i64, ptr {differ}')}, 0"), row, no
+        )
+        emitter.place(row)
+        found = emitter.value(f"call ptr @find_row(ptr %b, i32 {first})")
+        known = emitter.label("known")
+        emitter.branch(emitter.value(f"icmp ne ptr {found}, null"), known, no)
+        emitter.place(known)
+        may = emitter.value(f"icmp ne i32 {self.word(emitter, found, 1)}, 0")
+        compare = emitter.label("compare")
+        emitter.branch(may, compare, no)
+        emitter.place(compare)
+        with emitter.count("0", self.word(emitter, found, 2)) as index:
+            array, size, common = self._entry(emitter, found, index)
             for bits in (8, 16, 32, 64):
-                with e.when(e.value(f"icmp eq i32 {size}, {bits // 8}")):
-                    value = e.value(f"load i{bits}, ptr {array}")
-                    e.do(f"store i{bits} {value}, ptr {common}")
-                    with e.count("0", self.threads) as thread:
-                        mine = e.value(f"getelementptr i{bits}, ptr {array}, i32 {thread}")
-                        other = e.value(f"load i{bits}, ptr {mine}")
-                        change = e.value(f"xor i{bits} {value}, {other}")
+                with emitter.when(emitter.value(f"icmp eq i32 {size}, {bits // 8}")):
+                    value = emitter.value(f"load i{bits}, ptr {array}")
+                    emitter.do(f"store i{bits} {value}, ptr {common}")
+                    with emitter.count("0", self.threads) as thread:
+                        mine = emitter.value(f"getelementptr i{bits}, ptr {array}, i32 {thread}")
+                        other = emitter.value(f"load i{bits}, ptr {mine}")
+                        change = emitter.value(f"xor i{bits} {value}, {other}")
                         wide = f"zext i{bits} {change} to i64"
-                        self._differ(e, differ, change if bits == 64 else e.value(wide))
-        e.branch(e.value(f"icmp eq i64 {e.value(f'load i64, ptr {differ}')}, 0"), same, no)
-        e.place(same)
-        e.do(f"store i32 {first}, ptr {self.header(e, 'lockstep_block')}")
-        e.end("ret i1 true")
-        e.place(no)
-        e.end("ret i1 false")
-        e.finish()
+                        self._differ(emitter, differ, change if bits == 64 else emitter.value(wide))
+        emitter.branch(
+            emitter.value(f"icmp eq i64 {emitter.value(f'load i64, ptr {differ}')}, 0"), same, no
+        )
+        emitter.place(same)
+        emitter.do(f"store i32 {first}, ptr {self.header(emitter, 'lockstep_block')}")
+        emitter.end("ret i1 true")
+        emitter.place(no)
+        emitter.end("ret i1 false")
+        emitter.finish()
 
     @staticmethod
-    def _differ(e: Emitter, slot: str, change: str) -> None:
-        sofar = e.value(f"load i64, ptr {slot}")
-        e.do(f"store i64 {e.value(f'or i64 {sofar}, {change}')}, ptr {slot}")
+    def _differ(emitter: Emitter, slot: str, change: str) -> None:
+        sofar = emitter.value(f"load i64, ptr {slot}")
+        emitter.do(f"store i64 {emitter.value(f'or i64 {sofar}, {change}')}, ptr {slot}")

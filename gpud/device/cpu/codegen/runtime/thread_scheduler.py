@@ -52,34 +52,34 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
     """Writes ``@step``, ``@run_diverged`` and their parts."""
 
     def define(self) -> None:
-        e = self.begin("define internal i32 @run_diverged(ptr %b)")
-        left = self._quantum(e)
-        with e.loop() as (again, _):
-            e.do("call void @pass(ptr %b)")
-            error = e.value(f"load i32, ptr {self.header(e, 'error')}")
-            with e.when(e.value(f"icmp ne i32 {error}, 0")):
-                e.end(f"ret i32 {FAILED}")
-            e.do("call void @complete_collectives(ptr %b)")
-            e.do("call void @open_barriers(ptr %b)")
-            seen = e.value("call i32 @status_mask(ptr %b)")
-            running = e.value(f"and i32 {seen}, {1 << Status.RUN}")
-            with e.when(e.value(f"icmp ne i32 {running}, 0")):
-                converged = e.value("call i1 @reconverge(ptr %b)")
-                leave, stay = e.label("converged"), e.label("stay")
-                e.branch(converged, leave, stay)
-                e.place(leave)
-                e.end(f"ret i32 {CONVERGED}")
-                e.place(stay)
-                self._yield_block(e, left, again)
-            polling = e.value(f"and i32 {seen}, {1 << Status.YIELD}")
-            with e.when(e.value(f"icmp ne i32 {polling}, 0")):
-                e.end(f"ret i32 {YIELDED}")
-            with e.when(e.value(f"icmp eq i32 {seen}, {1 << Status.DONE}")):
-                e.end(f"ret i32 {DONE}")
-            e.do(f"store i32 {Failure.DEADLOCK}, ptr {self.header(e, 'error')}")
-            e.end(f"ret i32 {FAILED}")
-        e.end("unreachable")
-        e.finish()
+        emitter = self.begin("define internal i32 @run_diverged(ptr %b)")
+        left = self._quantum(emitter)
+        with emitter.loop() as (again, _):
+            emitter.do("call void @pass(ptr %b)")
+            error = emitter.value(f"load i32, ptr {self.header(emitter, 'error')}")
+            with emitter.when(emitter.value(f"icmp ne i32 {error}, 0")):
+                emitter.end(f"ret i32 {FAILED}")
+            emitter.do("call void @complete_collectives(ptr %b)")
+            emitter.do("call void @open_barriers(ptr %b)")
+            seen = emitter.value("call i32 @status_mask(ptr %b)")
+            running = emitter.value(f"and i32 {seen}, {1 << Status.RUN}")
+            with emitter.when(emitter.value(f"icmp ne i32 {running}, 0")):
+                converged = emitter.value("call i1 @reconverge(ptr %b)")
+                leave, stay = emitter.label("converged"), emitter.label("stay")
+                emitter.branch(converged, leave, stay)
+                emitter.place(leave)
+                emitter.end(f"ret i32 {CONVERGED}")
+                emitter.place(stay)
+                self._yield_block(emitter, left, again)
+            polling = emitter.value(f"and i32 {seen}, {1 << Status.YIELD}")
+            with emitter.when(emitter.value(f"icmp ne i32 {polling}, 0")):
+                emitter.end(f"ret i32 {YIELDED}")
+            with emitter.when(emitter.value(f"icmp eq i32 {seen}, {1 << Status.DONE}")):
+                emitter.end(f"ret i32 {DONE}")
+            emitter.do(f"store i32 {Failure.DEADLOCK}, ptr {self.header(emitter, 'error')}")
+            emitter.end(f"ret i32 {FAILED}")
+        emitter.end("unreachable")
+        emitter.finish()
         self._define_pass()
         self._define_status_mask()
         self.define_rendezvous()
@@ -87,112 +87,119 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
         self._define_step()
 
     def _define_step(self) -> None:
-        e = self.begin("define i32 @step(ptr %b)")
-        setup, lockstep_block = self.header(e, "setup"), self.header(e, "lockstep_block")
-        with e.when(e.value(f"icmp ne i32 {e.value(f'load i32, ptr {setup}')}, 0")):
-            e.do(f"store i32 {Setup.NONE}, ptr {setup}")
-            start = e.value(f"load i32, ptr {self.header(e, 'start')}")
-            e.do(f"store i32 {start}, ptr {lockstep_block}")
-            e.do(f"store i32 0, ptr {self.header(e, 'error')}")
-            e.do(f"store i32 {cw.NOTHING}, ptr {self.header(e, 'claim')}")
-            e.do(f"store [16 x i32] zeroinitializer, ptr {self.header(e, 'arrived')}")
+        emitter = self.begin("define i32 @step(ptr %b)")
+        setup, lockstep_block = (
+            self.header(emitter, "setup"),
+            self.header(emitter, "lockstep_block"),
+        )
+        with emitter.when(
+            emitter.value(f"icmp ne i32 {emitter.value(f'load i32, ptr {setup}')}, 0")
+        ):
+            emitter.do(f"store i32 {Setup.NONE}, ptr {setup}")
+            start = emitter.value(f"load i32, ptr {self.header(emitter, 'start')}")
+            emitter.do(f"store i32 {start}, ptr {lockstep_block}")
+            emitter.do(f"store i32 0, ptr {self.header(emitter, 'error')}")
+            emitter.do(f"store i32 {cw.NOTHING}, ptr {self.header(emitter, 'claim')}")
+            emitter.do(f"store [16 x i32] zeroinitializer, ptr {self.header(emitter, 'arrived')}")
             # Threads that start in lockstep get their states when they diverge.
-            apart = e.value(f"icmp slt i32 {start}, 0")
-            with e.when(apart), e.count("0", self.threads) as thread:
-                self.store(e, "state", thread, str(Status.RUN << STATE_STATUS_SHIFT))
-        left = self._quantum(e)
-        with e.loop() as (again, _):
-            apart, one, leave = e.label("apart"), e.label("one"), e.label("leave")
-            at = e.value(f"load i32, ptr {lockstep_block}")
-            e.branch(e.value(f"icmp slt i32 {at}, 0"), apart, one)
-            e.place(one)
-            result = e.value(f"call i32 {self.function(e, 'run_lockstep')}(ptr %b)")
-            diverged = e.label("diverged")
-            e.branch(e.value(f"icmp eq i32 {result}, {DIVERGED}"), diverged, leave)
-            e.place(diverged)
-            e.do(f"store i32 -1, ptr {lockstep_block}")
-            e.do("call void @diverge(ptr %b)")
-            e.jump(apart)
-            e.place(apart)
-            other = e.value("call i32 @run_diverged(ptr %b)")
-            joined = e.label("joined")
-            e.branch(e.value(f"icmp eq i32 {other}, {CONVERGED}"), joined, leave)
-            e.place(joined)
-            self._yield_block(e, left, again)
-            e.place(leave)
-            final = e.value(f"phi i32 [ {result}, %{one} ], [ {other}, %{apart} ]")
-            e.end(f"ret i32 {final}")
-        e.end("unreachable")
-        e.finish()
+            apart = emitter.value(f"icmp slt i32 {start}, 0")
+            with emitter.when(apart), emitter.count("0", self.threads) as thread:
+                self.store(emitter, "state", thread, str(Status.RUN << STATE_STATUS_SHIFT))
+        left = self._quantum(emitter)
+        with emitter.loop() as (again, _):
+            apart, one, leave = emitter.label("apart"), emitter.label("one"), emitter.label("leave")
+            at = emitter.value(f"load i32, ptr {lockstep_block}")
+            emitter.branch(emitter.value(f"icmp slt i32 {at}, 0"), apart, one)
+            emitter.place(one)
+            result = emitter.value(f"call i32 {self.function(emitter, 'run_lockstep')}(ptr %b)")
+            diverged = emitter.label("diverged")
+            emitter.branch(emitter.value(f"icmp eq i32 {result}, {DIVERGED}"), diverged, leave)
+            emitter.place(diverged)
+            emitter.do(f"store i32 -1, ptr {lockstep_block}")
+            emitter.do("call void @diverge(ptr %b)")
+            emitter.jump(apart)
+            emitter.place(apart)
+            other = emitter.value("call i32 @run_diverged(ptr %b)")
+            joined = emitter.label("joined")
+            emitter.branch(emitter.value(f"icmp eq i32 {other}, {CONVERGED}"), joined, leave)
+            emitter.place(joined)
+            self._yield_block(emitter, left, again)
+            emitter.place(leave)
+            final = emitter.value(f"phi i32 [ {result}, %{one} ], [ {other}, %{apart} ]")
+            emitter.end(f"ret i32 {final}")
+        emitter.end("unreachable")
+        emitter.finish()
 
     @staticmethod
-    def _quantum(e: Emitter) -> str:
+    def _quantum(emitter: Emitter) -> str:
         """Allocate the counter of the passes left in a quantum."""
-        left = e.alloca("i32", "left")
-        e.do(f"store i32 {_PASSES_PER_QUANTUM}, ptr {left}")
+        left = emitter.alloca("i32", "left")
+        emitter.do(f"store i32 {_PASSES_PER_QUANTUM}, ptr {left}")
         return left
 
     @staticmethod
-    def _yield_block(e: Emitter, left: str, again: str) -> None:
+    def _yield_block(emitter: Emitter, left: str, again: str) -> None:
         """Go on at ``again``, or yield to other blocks if the quantum is used up."""
-        now = e.value(f"sub i32 {e.value(f'load i32, ptr {left}')}, 1")
-        e.do(f"store i32 {now}, ptr {left}")
-        over = e.label("over")
-        e.branch(e.value(f"icmp ne i32 {now}, 0"), again, over)
-        e.place(over)
-        e.end(f"ret i32 {QUANTUM_EXPIRED}")
+        now = emitter.value(f"sub i32 {emitter.value(f'load i32, ptr {left}')}, 1")
+        emitter.do(f"store i32 {now}, ptr {left}")
+        over = emitter.label("over")
+        emitter.branch(emitter.value(f"icmp ne i32 {now}, 0"), again, over)
+        emitter.place(over)
+        emitter.end(f"ret i32 {QUANTUM_EXPIRED}")
 
     def _define_pass(self) -> None:
         """Run every runnable thread up to its next cut."""
-        e = self.begin("define internal void @pass(ptr %b)")
-        run = self.function(e, "run_region")
-        at = e.alloca("i32", "at")
-        e.do(f"store i32 0, ptr {at}")
-        with e.loop() as (again, out):
-            first = e.value(f"load i32, ptr {at}")
-            body = e.label("next")
-            e.branch(e.value(f"icmp slt i32 {first}, {self.threads}"), body, out)
-            e.place(body)
-            state = self.load(e, "state", first)
-            status = self.status(e, state)
-            runs = e.value(f"icmp eq i32 {status}, {Status.RUN}")
-            polls = e.value(f"icmp eq i32 {status}, {Status.YIELD}")
-            end = e.alloca("i32", "stop")
-            e.do(f"store i32 {e.value(f'add i32 {first}, 1')}, ptr {end}")
-            e.do(f"store i32 {e.value(f'load i32, ptr {end}')}, ptr {at}")
-            go = e.label("go")
-            e.branch(e.value(f"or i1 {runs}, {polls}"), go, again)
-            e.place(go)
-            with e.loop() as (more, grown):
-                stop = e.value(f"load i32, ptr {end}")
-                check = e.label("check")
-                e.branch(e.value(f"icmp slt i32 {stop}, {self.threads}"), check, grown)
-                e.place(check)
-                same = e.value(f"icmp eq i32 {self.load(e, 'state', stop)}, {state}")
-                widen = e.label("widen")
-                e.branch(same, widen, grown)
-                e.place(widen)
-                e.do(f"store i32 {e.value(f'add i32 {stop}, 1')}, ptr {end}")
-                e.jump(more)
-            last = e.value(f"load i32, ptr {end}")
-            e.do(f"store i32 {last}, ptr {at}")
-            cut = e.value(f"and i32 {state}, {CUT_MASK}")
-            e.do(f"call void {run}(ptr %b, i32 {cut}, i32 {first}, i32 {last})")
-            e.jump(again)
-        e.end("ret void")
-        e.finish()
+        emitter = self.begin("define internal void @pass(ptr %b)")
+        run = self.function(emitter, "run_region")
+        at = emitter.alloca("i32", "at")
+        emitter.do(f"store i32 0, ptr {at}")
+        with emitter.loop() as (again, out):
+            first = emitter.value(f"load i32, ptr {at}")
+            body = emitter.label("next")
+            emitter.branch(emitter.value(f"icmp slt i32 {first}, {self.threads}"), body, out)
+            emitter.place(body)
+            state = self.load(emitter, "state", first)
+            status = self.status(emitter, state)
+            runs = emitter.value(f"icmp eq i32 {status}, {Status.RUN}")
+            polls = emitter.value(f"icmp eq i32 {status}, {Status.YIELD}")
+            end = emitter.alloca("i32", "stop")
+            emitter.do(f"store i32 {emitter.value(f'add i32 {first}, 1')}, ptr {end}")
+            emitter.do(f"store i32 {emitter.value(f'load i32, ptr {end}')}, ptr {at}")
+            go = emitter.label("go")
+            emitter.branch(emitter.value(f"or i1 {runs}, {polls}"), go, again)
+            emitter.place(go)
+            with emitter.loop() as (more, grown):
+                stop = emitter.value(f"load i32, ptr {end}")
+                check = emitter.label("check")
+                emitter.branch(emitter.value(f"icmp slt i32 {stop}, {self.threads}"), check, grown)
+                emitter.place(check)
+                same = emitter.value(f"icmp eq i32 {self.load(emitter, 'state', stop)}, {state}")
+                widen = emitter.label("widen")
+                emitter.branch(same, widen, grown)
+                emitter.place(widen)
+                emitter.do(f"store i32 {emitter.value(f'add i32 {stop}, 1')}, ptr {end}")
+                emitter.jump(more)
+            last = emitter.value(f"load i32, ptr {end}")
+            emitter.do(f"store i32 {last}, ptr {at}")
+            cut = emitter.value(f"and i32 {state}, {CUT_MASK}")
+            emitter.do(f"call void {run}(ptr %b, i32 {cut}, i32 {first}, i32 {last})")
+            emitter.jump(again)
+        emitter.end("ret void")
+        emitter.finish()
 
     def _define_status_mask(self) -> None:
         """Return a mask of the statuses that threads have, one bit each."""
-        e = self.begin("define internal i32 @status_mask(ptr %b)")
-        seen = e.alloca("i32", "seen")
-        e.do(f"store i32 0, ptr {seen}")
-        with e.count("0", self.threads) as thread:
-            bit = e.value(f"shl i32 1, {self.status(e, self.load(e, 'state', thread))}")
-            sofar = e.value(f"load i32, ptr {seen}")
-            e.do(f"store i32 {e.value(f'or i32 {sofar}, {bit}')}, ptr {seen}")
-        e.end(f"ret i32 {e.value(f'load i32, ptr {seen}')}")
-        e.finish()
+        emitter = self.begin("define internal i32 @status_mask(ptr %b)")
+        seen = emitter.alloca("i32", "seen")
+        emitter.do(f"store i32 0, ptr {seen}")
+        with emitter.count("0", self.threads) as thread:
+            bit = emitter.value(
+                f"shl i32 1, {self.status(emitter, self.load(emitter, 'state', thread))}"
+            )
+            sofar = emitter.value(f"load i32, ptr {seen}")
+            emitter.do(f"store i32 {emitter.value(f'or i32 {sofar}, {bit}')}, ptr {seen}")
+        emitter.end(f"ret i32 {emitter.value(f'load i32, ptr {seen}')}")
+        emitter.finish()
 
 
 def define_scheduler(ir: IRModule) -> None:

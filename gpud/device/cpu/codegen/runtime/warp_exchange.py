@@ -39,197 +39,209 @@ class ExchangeFunctions:
         self.tags = tags
         self.keys: dict[CollectiveKind, int] = {}
 
-    def define_exchange(self, e: Emitter) -> None:
+    def define_exchange(self, emitter: Emitter) -> None:
         """Emit the body of ``void @exchange(ptr %b, i32 %first, i32 %group, i32 %key)``.
 
         It computes the results of the lanes in ``group`` of the warp that begins at thread
         ``first``.
         """
-        done = e.label("exchanged")
-        targets = {key: (kind, e.label(kind.name)) for kind, key in self.keys.items()}
+        done = emitter.label("exchanged")
+        targets = {key: (kind, emitter.label(kind.name)) for kind, key in self.keys.items()}
         arms = " ".join(f"i32 {key}, label %{label}" for key, (_, label) in targets.items())
-        e.end(f"switch i32 %key, label %{done} [{arms}]")
+        emitter.end(f"switch i32 %key, label %{done} [{arms}]")
         for key, (kind, label) in targets.items():
-            e.place(label)
-            e.do(f"call void @exchange.{key}(ptr %b, i32 %first, i32 %group)")
-            e.jump(done)
+            emitter.place(label)
+            emitter.do(f"call void @exchange.{key}(ptr %b, i32 %first, i32 %group)")
+            emitter.jump(done)
             header = f"define internal void @exchange.{key}(ptr %b, i32 %first, i32 %group)"
-            one = Emitter(e.module, header)
+            one = Emitter(emitter.module, header)
             self._exchange(one, kind)
             one.end("ret void")
             one.finish()
-        e.place(done)
-        e.end("ret void")
+        emitter.place(done)
+        emitter.end("ret void")
 
     def shuffle_known(
-        self, e: Emitter, mode: str, lanes: tuple[int, int], first: str, group: int
+        self, emitter: Emitter, mode: str, lanes: tuple[int, int], first: str, group: int
     ) -> None:
         """``shfl`` with known operands b and c in the warp that begins at thread ``first``."""
         sources = [_source(mode, lane, *lanes) for lane in range(WARP)]
         known = [s if inside and group >> s & 1 else n for n, (s, inside) in enumerate(sources)]
-        mine = self._lanes(e, "xa", first)
+        mine = self._lanes(emitter, "xa", first)
         others = f"shufflevector {_LANES} {mine}, {_LANES} poison, {_LANES} {_constant(known)}"
-        self._store_lanes(e, "result", first, e.value(others))
+        self._store_lanes(emitter, "result", first, emitter.value(others))
         self._store_lanes(
-            e, "result_pred", first, _constant([int(inside) for _, inside in sources])
+            emitter, "result_pred", first, _constant([int(inside) for _, inside in sources])
         )
 
-    def _exchange(self, e: Emitter, kind: CollectiveKind) -> None:
+    def _exchange(self, emitter: Emitter, kind: CollectiveKind) -> None:
         match kind.name:
             case "shfl":
-                self._shuffle(e, kind.mode)
+                self._shuffle(emitter, kind.mode)
             case "match":
-                self._match(e, kind)
+                self._match(emitter, kind)
             case "vote":
-                self._set_result(e, self._vote(e, kind.mode))
+                self._set_result(emitter, self._vote(emitter, kind.mode))
             case "redux":
                 reduce = self._reduce_floats if kind.type == "f32" else self._reduce
-                self._set_result(e, reduce(e, kind))
+                self._set_result(emitter, reduce(emitter, kind))
             case "activemask":
-                self._set_result(e, "%group")
+                self._set_result(emitter, "%group")
             case "elect":
-                leader = _lowest(e, "%group")
-                self._set_result(e, leader)
-                chosen = e.value(f"icmp eq {_LANES} {_constant(range(WARP))}, {_splat(e, leader)}")
-                self._set_results(e, "result_pred", e.value(f"zext {_BITS} {chosen} to {_LANES}"))
+                leader = _lowest(emitter, "%group")
+                self._set_result(emitter, leader)
+                chosen = emitter.value(
+                    f"icmp eq {_LANES} {_constant(range(WARP))}, {_splat(emitter, leader)}"
+                )
+                self._set_results(
+                    emitter, "result_pred", emitter.value(f"zext {_BITS} {chosen} to {_LANES}")
+                )
 
     # -- lanes
 
-    def _at(self, e: Emitter, name: str, thread: str) -> str:
-        return array_slot(e, self.layout, name, thread)
+    def _at(self, emitter: Emitter, name: str, thread: str) -> str:
+        return array_slot(emitter, self.layout, name, thread)
 
-    def _lanes(self, e: Emitter, name: str, first: str) -> str:
-        return e.value(f"load {_LANES}, ptr {self._at(e, name, first)}, align 64{self.tags}")
+    def _lanes(self, emitter: Emitter, name: str, first: str) -> str:
+        return emitter.value(
+            f"load {_LANES}, ptr {self._at(emitter, name, first)}, align 64{self.tags}"
+        )
 
-    def _store_lanes(self, e: Emitter, name: str, first: str, value: str) -> None:
-        e.do(f"store {_LANES} {value}, ptr {self._at(e, name, first)}, align 64{self.tags}")
+    def _store_lanes(self, emitter: Emitter, name: str, first: str, value: str) -> None:
+        emitter.do(
+            f"store {_LANES} {value}, ptr {self._at(emitter, name, first)}, align 64{self.tags}"
+        )
 
-    def _set_results(self, e: Emitter, name: str, value: str) -> None:
+    def _set_results(self, emitter: Emitter, name: str, value: str) -> None:
         """Store the results of the lanes in ``%group``; others may not have read theirs yet."""
-        members = e.value(f"bitcast i32 %group to {_BITS}")
-        old = self._lanes(e, name, "%first")
-        new = e.value(f"select {_BITS} {members}, {_LANES} {value}, {_LANES} {old}")
-        self._store_lanes(e, name, "%first", new)
+        members = emitter.value(f"bitcast i32 %group to {_BITS}")
+        old = self._lanes(emitter, name, "%first")
+        new = emitter.value(f"select {_BITS} {members}, {_LANES} {value}, {_LANES} {old}")
+        self._store_lanes(emitter, name, "%first", new)
 
-    def _set_result(self, e: Emitter, value: str) -> None:
-        self._set_results(e, "result", _splat(e, value))
+    def _set_result(self, emitter: Emitter, value: str) -> None:
+        self._set_results(emitter, "result", _splat(emitter, value))
 
-    def _get(self, e: Emitter, name: str, thread: str) -> str:
-        return e.value(f"load i32, ptr {self._at(e, name, thread)}{self.tags}")
+    def _get(self, emitter: Emitter, name: str, thread: str) -> str:
+        return emitter.value(f"load i32, ptr {self._at(emitter, name, thread)}{self.tags}")
 
-    def _put(self, e: Emitter, name: str, thread: str, value: str) -> None:
-        e.do(f"store i32 {value}, ptr {self._at(e, name, thread)}{self.tags}")
+    def _put(self, emitter: Emitter, name: str, thread: str, value: str) -> None:
+        emitter.do(f"store i32 {value}, ptr {self._at(emitter, name, thread)}{self.tags}")
 
     # -- the collectives
 
-    def _shuffle(self, e: Emitter, mode: str) -> None:
+    def _shuffle(self, emitter: Emitter, mode: str) -> None:
         """A shuffle whose source lanes may differ between threads: see `_source`."""
-        with e.count("0", str(WARP)) as lane:
-            bit = e.value(f"shl i32 1, {lane}")
-            member = e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")
-            with e.when(member):
-                self._shuffle_lane(e, mode, lane, e.value(f"add i32 %first, {lane}"))
+        with emitter.count("0", str(WARP)) as lane:
+            bit = emitter.value(f"shl i32 1, {lane}")
+            member = emitter.value(f"icmp ne i32 {emitter.value(f'and i32 {bit}, %group')}, 0")
+            with emitter.when(member):
+                self._shuffle_lane(emitter, mode, lane, emitter.value(f"add i32 %first, {lane}"))
 
-    def _shuffle_lane(self, e: Emitter, mode: str, lane: str, thread: str) -> None:
-        b = e.value(f"and i32 {self._get(e, 'xb', thread)}, 31")
-        c = self._get(e, "xc", thread)
-        clamp = e.value(f"and i32 {c}, 31")
-        segment = e.value(f"and i32 {e.value(f'lshr i32 {c}, 8')}, 31")
-        inverse = e.value(f"xor i32 {segment}, 31")
-        low = e.value(f"and i32 {lane}, {segment}")
-        top = e.value(f"or i32 {low}, {e.value(f'and i32 {clamp}, {inverse}')}")
+    def _shuffle_lane(self, emitter: Emitter, mode: str, lane: str, thread: str) -> None:
+        b = emitter.value(f"and i32 {self._get(emitter, 'xb', thread)}, 31")
+        c = self._get(emitter, "xc", thread)
+        clamp = emitter.value(f"and i32 {c}, 31")
+        segment = emitter.value(f"and i32 {emitter.value(f'lshr i32 {c}, 8')}, 31")
+        inverse = emitter.value(f"xor i32 {segment}, 31")
+        low = emitter.value(f"and i32 {lane}, {segment}")
+        top = emitter.value(f"or i32 {low}, {emitter.value(f'and i32 {clamp}, {inverse}')}")
         match mode:
             case "up":
-                source = e.value(f"sub i32 {lane}, {b}")
+                source = emitter.value(f"sub i32 {lane}, {b}")
             case "down":
-                source = e.value(f"add i32 {lane}, {b}")
+                source = emitter.value(f"add i32 {lane}, {b}")
             case "bfly":
-                source = e.value(f"xor i32 {lane}, {b}")
+                source = emitter.value(f"xor i32 {lane}, {b}")
             case _:
-                source = e.value(f"or i32 {low}, {e.value(f'and i32 {b}, {inverse}')}")
+                source = emitter.value(f"or i32 {low}, {emitter.value(f'and i32 {b}, {inverse}')}")
         order = "sge" if mode == "up" else "sle"
-        inside = e.value(f"icmp {order} i32 {source}, {top}")
-        chosen = e.value(f"select i1 {inside}, i32 {source}, i32 {lane}")
-        bit = e.value(f"shl i32 1, {chosen}")
-        there = e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")
-        chosen = e.value(f"select i1 {there}, i32 {chosen}, i32 {lane}")
-        other = e.value(f"add i32 %first, {chosen}")
-        self._put(e, "result", thread, self._get(e, "xa", other))
-        self._put(e, "result_pred", thread, e.value(f"zext i1 {inside} to i32"))
+        inside = emitter.value(f"icmp {order} i32 {source}, {top}")
+        chosen = emitter.value(f"select i1 {inside}, i32 {source}, i32 {lane}")
+        bit = emitter.value(f"shl i32 1, {chosen}")
+        there = emitter.value(f"icmp ne i32 {emitter.value(f'and i32 {bit}, %group')}, 0")
+        chosen = emitter.value(f"select i1 {there}, i32 {chosen}, i32 {lane}")
+        other = emitter.value(f"add i32 %first, {chosen}")
+        self._put(emitter, "result", thread, self._get(emitter, "xa", other))
+        self._put(emitter, "result_pred", thread, emitter.value(f"zext i1 {inside} to i32"))
 
-    def _match(self, e: Emitter, kind: CollectiveKind) -> None:
+    def _match(self, emitter: Emitter, kind: CollectiveKind) -> None:
         names = ("xa", "xb") if kind.type.endswith("64") else ("xa",)
-        values = {name: self._lanes(e, name, "%first") for name in names}
+        values = {name: self._lanes(emitter, name, "%first") for name in names}
 
         def same(lane: str) -> str:
             """Mask of the lanes of the group that offer the same value as ``lane``."""
-            found, thread = "%group", e.value(f"add i32 %first, {lane}")
+            found, thread = "%group", emitter.value(f"add i32 %first, {lane}")
             for name, value in values.items():
-                one = _splat(e, self._get(e, name, thread))
-                alike = _mask(e, e.value(f"icmp eq {_LANES} {value}, {one}"))
-                found = e.value(f"and i32 {found}, {alike}")
+                one = _splat(emitter, self._get(emitter, name, thread))
+                alike = _mask(emitter, emitter.value(f"icmp eq {_LANES} {value}, {one}"))
+                found = emitter.value(f"and i32 {found}, {alike}")
             return found
 
         if kind.mode == "all":
-            every = e.value(f"icmp eq i32 {same(_lowest(e, '%group'))}, %group")
-            self._set_result(e, e.value(f"select i1 {every}, i32 %group, i32 0"))
-            held = _splat(e, e.value(f"zext i1 {every} to i32"))
-            self._set_results(e, "result_pred", held)
+            every = emitter.value(f"icmp eq i32 {same(_lowest(emitter, '%group'))}, %group")
+            self._set_result(emitter, emitter.value(f"select i1 {every}, i32 %group, i32 0"))
+            held = _splat(emitter, emitter.value(f"zext i1 {every} to i32"))
+            self._set_results(emitter, "result_pred", held)
             return
-        with e.count("0", str(WARP)) as lane:
-            bit = e.value(f"shl i32 1, {lane}")
-            with e.when(e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")):
-                self._put(e, "result", e.value(f"add i32 %first, {lane}"), same(lane))
+        with emitter.count("0", str(WARP)) as lane:
+            bit = emitter.value(f"shl i32 1, {lane}")
+            with emitter.when(
+                emitter.value(f"icmp ne i32 {emitter.value(f'and i32 {bit}, %group')}, 0")
+            ):
+                self._put(emitter, "result", emitter.value(f"add i32 %first, {lane}"), same(lane))
 
-    def _vote(self, e: Emitter, mode: str) -> str:
-        offered = self._lanes(e, "xa", "%first")
-        held = _mask(e, e.value(f"icmp ne {_LANES} {offered}, zeroinitializer"))
-        ballot = e.value(f"and i32 {held}, %group")
+    def _vote(self, emitter: Emitter, mode: str) -> str:
+        offered = self._lanes(emitter, "xa", "%first")
+        held = _mask(emitter, emitter.value(f"icmp ne {_LANES} {offered}, zeroinitializer"))
+        ballot = emitter.value(f"and i32 {held}, %group")
         if mode == "ballot":
             return ballot
-        all_ = e.value(f"icmp eq i32 {ballot}, %group")
-        any_ = e.value(f"icmp ne i32 {ballot}, 0")
-        agree = e.value(f"or i1 {all_}, {e.value(f'xor i1 {any_}, true')}")
+        all_ = emitter.value(f"icmp eq i32 {ballot}, %group")
+        any_ = emitter.value(f"icmp ne i32 {ballot}, 0")
+        agree = emitter.value(f"or i1 {all_}, {emitter.value(f'xor i1 {any_}, true')}")
         answer = {"all": all_, "any": any_, "uni": agree}[mode]
-        return e.value(f"zext i1 {answer} to i32")
+        return emitter.value(f"zext i1 {answer} to i32")
 
-    def _reduce(self, e: Emitter, kind: CollectiveKind) -> str:
+    def _reduce(self, emitter: Emitter, kind: CollectiveKind) -> str:
         name = kind.mode
         if name in ("min", "max"):
             name = kind.type[0] + name
         none = {"and": -1, "umin": -1, "smin": (1 << 31) - 1, "smax": -(1 << 31)}.get(name, 0)
-        members = e.value(f"bitcast i32 %group to {_BITS}")
-        offered = self._lanes(e, "xa", "%first")
-        value = e.value(
+        members = emitter.value(f"bitcast i32 %group to {_BITS}")
+        offered = self._lanes(emitter, "xa", "%first")
+        value = emitter.value(
             f"select {_BITS} {members}, {_LANES} {offered}, {_LANES} splat (i32 {none})"
         )
         function = f"@llvm.vector.reduce.{name}.v{WARP}i32"
-        e.module.declare(f"declare i32 {function}({_LANES})")
-        return e.value(f"call i32 {function}({_LANES} {value})")
+        emitter.module.declare(f"declare i32 {function}({_LANES})")
+        return emitter.value(f"call i32 {function}({_LANES} {value})")
 
-    def _reduce_floats(self, e: Emitter, kind: CollectiveKind) -> str:
+    def _reduce_floats(self, emitter: Emitter, kind: CollectiveKind) -> str:
         """Minimum or maximum, lane by lane, to follow PTX's rules for NaNs."""
         mode = kind.mode.split(".")
         name = f"llvm.{mode[0]}{'imum' if 'NaN' in mode else 'imumnum'}.f32"
-        e.module.declare(f"declare float @{name}(float, float)")
-        e.module.declare("declare float @llvm.fabs.f32(float)")
+        emitter.module.declare(f"declare float @{name}(float, float)")
+        emitter.module.declare("declare float @llvm.fabs.f32(float)")
 
         def offered(lane: str) -> str:
-            bits = self._get(e, "xa", e.value(f"add i32 %first, {lane}"))
-            value = e.value(f"bitcast i32 {bits} to float")
+            bits = self._get(emitter, "xa", emitter.value(f"add i32 %first, {lane}"))
+            value = emitter.value(f"bitcast i32 {bits} to float")
             if "abs" not in mode:
                 return value
-            return e.value(f"call float @llvm.fabs.f32(float {value})")
+            return emitter.value(f"call float @llvm.fabs.f32(float {value})")
 
-        best = e.alloca("float", "best")
-        e.do(f"store float {offered(_lowest(e, '%group'))}, ptr {best}")
-        with e.count("0", str(WARP)) as lane:
-            bit = e.value(f"shl i32 1, {lane}")
-            with e.when(e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")):
-                sofar = e.value(f"load float, ptr {best}")
-                better = e.value(f"call float @{name}(float {sofar}, float {offered(lane)})")
-                e.do(f"store float {better}, ptr {best}")
-        return e.value(f"load i32, ptr {best}")
+        best = emitter.alloca("float", "best")
+        emitter.do(f"store float {offered(_lowest(emitter, '%group'))}, ptr {best}")
+        with emitter.count("0", str(WARP)) as lane:
+            bit = emitter.value(f"shl i32 1, {lane}")
+            with emitter.when(
+                emitter.value(f"icmp ne i32 {emitter.value(f'and i32 {bit}, %group')}, 0")
+            ):
+                sofar = emitter.value(f"load float, ptr {best}")
+                better = emitter.value(f"call float @{name}(float {sofar}, float {offered(lane)})")
+                emitter.do(f"store float {better}, ptr {best}")
+        return emitter.value(f"load i32, ptr {best}")
 
 
 # -- helpers -----------------------------------------------------------------------------------
@@ -259,23 +271,25 @@ def _constant(numbers: Sequence[int]) -> str:
     return f"<{', '.join(f'i32 {number}' for number in numbers)}>"
 
 
-def _splat(e: Emitter, value: str) -> str:
-    one = e.value(f"insertelement {_LANES} poison, i32 {value}, i32 0")
-    return e.value(f"shufflevector {_LANES} {one}, {_LANES} poison, {_LANES} zeroinitializer")
+def _splat(emitter: Emitter, value: str) -> str:
+    one = emitter.value(f"insertelement {_LANES} poison, i32 {value}, i32 0")
+    return emitter.value(f"shufflevector {_LANES} {one}, {_LANES} poison, {_LANES} zeroinitializer")
 
 
-def _mask(e: Emitter, bits: str) -> str:
-    return e.value(f"bitcast {_BITS} {bits} to i32")
+def _mask(emitter: Emitter, bits: str) -> str:
+    return emitter.value(f"bitcast {_BITS} {bits} to i32")
 
 
-def _lowest(e: Emitter, group: str) -> str:
-    e.module.declare("declare i32 @llvm.cttz.i32(i32, i1)")
-    return e.value(f"call i32 @llvm.cttz.i32(i32 {group}, i1 false)")
+def _lowest(emitter: Emitter, group: str) -> str:
+    emitter.module.declare("declare i32 @llvm.cttz.i32(i32, i1)")
+    return emitter.value(f"call i32 @llvm.cttz.i32(i32 {group}, i1 false)")
 
 
-def array_slot(e: Emitter, layout: BlockLayout, name: str, thread: str, type_: str = "") -> str:
+def array_slot(
+    emitter: Emitter, layout: BlockLayout, name: str, thread: str, type_: str = ""
+) -> str:
     """``ptr`` to the element of thread ``thread`` (i32) in one of the block's arrays."""
     offset, found = layout.array(name, type_ or "i32")
-    base = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
-    wide = e.value(f"zext i32 {thread} to i64")
-    return e.value(f"getelementptr {found}, ptr {base}, i64 {wide}")
+    base = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
+    wide = emitter.value(f"zext i32 {thread} to i64")
+    return emitter.value(f"getelementptr {found}, ptr {base}, i64 {wide}")

@@ -17,7 +17,7 @@ from gpud.device.cpu.lower.registry import CACHE_HINTS, Modifiers, lowering, rej
 
 
 @lowering("cp")
-def _cp(t: Thread, ins: Instruction) -> None:
+def _cp(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     m.require("async")
     if m.flag("commit_group") or m.flag("wait_all"):
@@ -27,12 +27,12 @@ def _cp(t: Thread, ins: Instruction) -> None:
         m.done(1)
         return
     if m.flag("mbarrier"):
-        _arrive_when_copied(t, ins, m)
+        _arrive_when_copied(thread, ins, m)
         return
-    _copy(t, ins, m)
+    _copy(thread, ins, m)
 
 
-def _arrive_when_copied(t: Thread, ins: Instruction, m: Modifiers) -> None:
+def _arrive_when_copied(thread: Thread, ins: Instruction, m: Modifiers) -> None:
     """``cp.async.mbarrier.arrive{.noinc}``: the copies are done, so the arrival happens now.
 
     Without ``.noinc`` the pending count is first raised by one, so that nothing changes.
@@ -42,10 +42,10 @@ def _arrive_when_copied(t: Thread, ins: Instruction, m: Modifiers) -> None:
     m.require("b64")
     m.done(1)
     if counts:
-        arrive(t, t.pointer(ins.operands[0], space), constant(t.e, "i64", 1))
+        arrive(thread, thread.pointer(ins.operands[0], space), constant(thread.emitter, "i64", 1))
 
 
-def _copy(t: Thread, ins: Instruction, m: Modifiers) -> None:
+def _copy(thread: Thread, ins: Instruction, m: Modifiers) -> None:
     """A copy to shared memory, done synchronously; ``wait_group`` then is a no-op."""
     m.require("ca", "cg")
     to = m.require("shared", "shared::cta", "shared::cluster")
@@ -54,31 +54,35 @@ def _copy(t: Thread, ins: Instruction, m: Modifiers) -> None:
     m.skip(*CACHE_HINTS)
     m.done()
     operands = list(ins.operands[: len(ins.operands) - hinted])
-    target, source = t.pointer(operands[0], to), t.pointer(operands[1], "global")
+    target, source = thread.pointer(operands[0], to), thread.pointer(operands[1], "global")
     size = getattr(operands[2], "value", 0)
     if size not in (4, 8, 16) or len(operands) > 4:
         raise rejected(ins, "it copies 4, 8 or 16 bytes")
     if len(operands) == 4:
-        _copy_some(t, target, source, size, operands[3])
+        _copy_some(thread, target, source, size, operands[3])
         return
     for index in range(size // 4):
-        value = t.e.value(f"load i32, ptr {element(t, source, index, 4)}, align 4{t.tags}")
-        t.e.do(f"store i32 {value}, ptr {element(t, target, index, 4)}, align 4{t.tags}")
+        value = thread.emitter.value(
+            f"load i32, ptr {element(thread, source, index, 4)}, align 4{thread.tags}"
+        )
+        thread.emitter.do(
+            f"store i32 {value}, ptr {element(thread, target, index, 4)}, align 4{thread.tags}"
+        )
 
 
-def _copy_some(t: Thread, target: str, source: str, size: int, count: Operand) -> None:
+def _copy_some(thread: Thread, target: str, source: str, size: int, count: Operand) -> None:
     """Copy the first bytes and fill the rest of ``size`` with zeros, without reading it."""
-    stored = t.storage.get(getattr(count, "name", ""), "i32")
+    stored = thread.storage.get(getattr(count, "name", ""), "i32")
     if stored == "i1":  # ignore-src: a predicate that asks for zeros only
-        number = read(t, count, "pred").select(constant(t.e, "i32", 0), size)
+        number = read(thread, count, "pred").select(constant(thread.emitter, "i32", 0), size)
     else:
-        number = read(t, count, "u32").min_u(size)
-    t.e.module.define_once("gpud.copy.zero", _COPY_ZERO)
-    pointers = (Value(t.e, "ptr", text) for text in (target, source))
+        number = read(thread, count, "u32").min_u(size)
+    thread.emitter.module.define_once("gpud.copy.zero", _COPY_ZERO)
+    pointers = (Value(thread.emitter, "ptr", text) for text in (target, source))
     arguments = ", ".join(
-        f"{a.type} {a.text}" for a in (*pointers, number, constant(t.e, "i32", size))
+        f"{a.type} {a.text}" for a in (*pointers, number, constant(thread.emitter, "i32", size))
     )
-    t.e.do(f"call void @gpud.copy.zero({arguments})")
+    thread.emitter.do(f"call void @gpud.copy.zero({arguments})")
 
 
 _COPY_ZERO = """define internal void @gpud.copy.zero(ptr %to, ptr %from, i32 %count, i32 %size) {

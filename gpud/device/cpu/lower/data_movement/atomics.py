@@ -47,7 +47,7 @@ _PACKED = ("f16x2", "bf16x2")
 
 
 @lowering("atom", "red")
-def _atom(t: Thread, ins: Instruction) -> None:
+def _atom(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     if m.flag("async"):
         raise rejected(ins, "asynchronous reductions need clusters")
@@ -73,14 +73,14 @@ def _atom(t: Thread, ins: Instruction) -> None:
         ("red", "exch"),
     ):
         raise rejected(ins, "it has the wrong operands")
-    pointer = t.pointer(operands[0], space)
+    pointer = thread.pointer(operands[0], space)
     sources = [_items(ins, operand, count) for operand in operands[1:]]
     targets = _items(ins, target, count)
-    access = _Access(t, operation, type_, order, space.partition("::")[0])
+    access = _Access(thread, operation, type_, order, space.partition("::")[0])
     for index in range(count):
-        at = element(t, pointer, index, access.bytes)
-        old = access.run(at, [read(t, source[index], access.type) for source in sources])
-        write(t, targets[index], access.type, old)
+        at = element(thread, pointer, index, access.bytes)
+        old = access.run(at, [read(thread, source[index], access.type) for source in sources])
+        write(thread, targets[index], access.type, old)
 
 
 def _items(ins: Instruction, operand: Operand, count: int) -> list[Operand]:
@@ -94,8 +94,8 @@ def _items(ins: Instruction, operand: Operand, count: int) -> list[Operand]:
 class _Access:
     """One atomic operation, on any number of addresses."""
 
-    def __init__(self, t: Thread, operation: str, type_: str, order: str, space: str) -> None:
-        self.t, self.e = t, t.e
+    def __init__(self, thread: Thread, operation: str, type_: str, order: str, space: str) -> None:
+        self.thread, self.emitter = thread, thread.emitter
         self.operation, self.order, self.space = operation, order, space
         self.format = type_
         # Halves are handled as bits.
@@ -119,7 +119,7 @@ class _Access:
 
     def _rmw(self, name: str, pointer: str, source: Value) -> Value:
         text = f"atomicrmw {name} ptr {pointer}, {source.type} {source.text} {self.order}"
-        return Value(self.e, source.type, self.e.value(text + self.t.ordered_tags))
+        return Value(self.emitter, source.type, self.emitter.value(text + self.thread.ordered_tags))
 
     def _plain(self, pointer: str, sources: list[Value]) -> Value:
         """The operation on memory that no other OS thread accesses.
@@ -129,13 +129,13 @@ class _Access:
         """
         after = f", align {self.bytes}"
         text = f"load volatile {self.llvm}, ptr {pointer}{after}"
-        old = Value(self.e, self.llvm, self.e.value(text))
+        old = Value(self.emitter, self.llvm, self.emitter.value(text))
         if self.operation == "cas":
             compare, swap = sources
             new = old.eq(compare).select(swap, old)
         else:
             new = self._new(old, sources[0], in_shared=None)
-        self.e.do(f"store volatile {new.type} {new.text}, ptr {pointer}{after}")
+        self.emitter.do(f"store volatile {new.type} {new.text}, ptr {pointer}{after}")
         return old
 
     def _new(self, old: Value, source: Value, in_shared: Value | None) -> Value:
@@ -171,37 +171,41 @@ class _Access:
 
     def _compare_exchange(self, pointer: str, compare: Value, swap: Value) -> Value:
         failure = {"acq_rel": "acquire", "release": "monotonic"}.get(self.order, self.order)
-        pair = self.e.value(
+        pair = self.emitter.value(
             f"cmpxchg ptr {pointer}, {compare.type} {compare.text}, {swap.type} {swap.text} "
-            f"{self.order} {failure}, align {self.bytes}{self.t.ordered_tags}"
+            f"{self.order} {failure}, align {self.bytes}{self.thread.ordered_tags}"
         )
-        old = self.e.value(f"extractvalue {{ {compare.type}, i1 }} {pair}, 0")
-        return Value(self.e, compare.type, old)
+        old = self.emitter.value(f"extractvalue {{ {compare.type}, i1 }} {pair}, 0")
+        return Value(self.emitter, compare.type, old)
 
     def _loop(self, pointer: str, source: Value) -> Value:
         """A compare-and-swap loop, in its own function so that callers have no branches."""
         generic = self.space == "" and self.format == "f32" and self.operation == "add"
-        where = Value(self.e, "i1", "false")
+        where = Value(self.emitter, "i1", "false")
         if generic:
-            place = Value(self.e, "i64", self.e.value(f"ptrtoint ptr {pointer} to i64"))
-            size = Value(self.e, "i64", self.t.addresses.shared_size())
-            where = (place - generic_shared(self.t)).compare("ult", size)
+            place = Value(self.emitter, "i64", self.emitter.value(f"ptrtoint ptr {pointer} to i64"))
+            size = Value(self.emitter, "i64", self.thread.addresses.shared_size())
+            where = (place - generic_shared(self.thread)).compare("ult", size)
         name = f"gpud.atom.{self.operation}.{self.format}.{self.order}"
         if generic:
             name += ".generic"
-        if not self.e.module.has(name):
+        if not self.emitter.module.has(name):
             self._define(name, generic=generic)
         text = (
             f"call {self.llvm} @{name}(ptr {pointer}, {self.llvm} {source.text}, i1 {where.text})"
         )
-        return Value(self.e, self.llvm, self.e.value(text))
+        return Value(self.emitter, self.llvm, self.emitter.value(text))
 
     def _define(self, name: str, *, generic: bool) -> None:
         llvm = self.llvm
         header = f"define internal {llvm} @{name}(ptr %p, {llvm} %source, i1 %shared) noinline"
-        body = Emitter(self.e.module, header)
+        body = Emitter(self.emitter.module, header)
         inner = _Access(
-            Thread(body, {}, self.t.addresses), self.operation, self.format, self.order, self.space
+            Thread(body, {}, self.thread.addresses),
+            self.operation,
+            self.format,
+            self.order,
+            self.space,
         )
         slot = body.alloca(llvm)
         # The first guess; a 16-byte load may tear, then the exchange fails.
@@ -219,14 +223,14 @@ class _Access:
             body.place(again)
         body.end(f"ret {llvm} {body.value(f'load {llvm}, ptr {slot}')}")
         body.finish()
-        self.e.module.declare(f"; @{name} is defined below")
+        self.emitter.module.declare(f"; @{name} is defined below")
 
 
 # -- fences
 
 
 @lowering("fence", "membar")
-def _fence(t: Thread, ins: Instruction) -> None:
+def _fence(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     if m.flag("proxy"):
         m.require("alias", "async", "async::generic", "tensormap::generic")
@@ -239,4 +243,4 @@ def _fence(t: Thread, ins: Instruction) -> None:
     m.done()
     # Within a block only the compiler can reorder.
     narrow_scope = 'syncscope("singlethread") ' if scope == "cta" else ""
-    t.e.do(f"fence {narrow_scope}{order}")
+    thread.emitter.do(f"fence {narrow_scope}{order}")

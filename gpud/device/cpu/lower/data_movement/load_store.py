@@ -92,49 +92,49 @@ class Access:
 
 
 @lowering("ld", "ldu")
-def _ld(t: Thread, ins: Instruction) -> None:
+def _ld(thread: Thread, ins: Instruction) -> None:
     access = Access(ins)
-    pointer = t.pointer(ins.operands[1], access.space)
+    pointer = thread.pointer(ins.operands[1], access.space)
     before, after = access.words()
-    tags = t.ordered_tags if before else t.tags
+    tags = thread.ordered_tags if before else thread.tags
     targets = access.elements(ins, ins.operands[0])
     # All elements are read before the first is written: the address may be a destination.
     values = []
     for index in range(access.count):
-        at = element(t, pointer, index, access.bytes)
+        at = element(thread, pointer, index, access.bytes)
         text = f"load {before}{access.llvm}, ptr {at}{after}{tags}"
-        values.append(Value(t.e, access.llvm, t.e.value(text)))
+        values.append(Value(thread.emitter, access.llvm, thread.emitter.value(text)))
     for target, value in zip(targets, values, strict=True):
-        write(t, target, access.type, value)
+        write(thread, target, access.type, value)
 
 
 @lowering("st")
-def _st(t: Thread, ins: Instruction) -> None:
+def _st(thread: Thread, ins: Instruction) -> None:
     access = Access(ins)
-    pointer = t.pointer(ins.operands[0], access.space)
+    pointer = thread.pointer(ins.operands[0], access.space)
     before, after = access.words()
-    tags = t.ordered_tags if before else t.tags
+    tags = thread.ordered_tags if before else thread.tags
     for index, source in enumerate(access.elements(ins, ins.operands[1])):
-        value = read(t, source, access.type)
-        at = element(t, pointer, index, access.bytes)
-        t.e.do(f"store {before}{access.llvm} {value.text}, ptr {at}{after}{tags}")
+        value = read(thread, source, access.type)
+        at = element(thread, pointer, index, access.bytes)
+        thread.emitter.do(f"store {before}{access.llvm} {value.text}, ptr {at}{after}{tags}")
 
 
 # -- hints
 
 
 @lowering("prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
-def _cache_control(t: Thread, ins: Instruction) -> None:
+def _cache_control(thread: Thread, ins: Instruction) -> None:
     """No-ops, except for ``createpolicy``, whose opaque result is 0.
 
     ``discard`` allows the memory's contents to become undefined; keeping them is allowed.
     """
     if ins.opcode.base == "createpolicy":
-        write(t, ins.operands[0], "b64", constant(t.e, "i64", 0))
+        write(thread, ins.operands[0], "b64", constant(thread.emitter, "i64", 0))
     elif not isinstance(ins.operands[0], Address):
         raise rejected(ins, "it needs an address")
 
 
 @lowering("griddepcontrol", "pmevent")
-def _no_op(t: Thread, ins: Instruction) -> None:
+def _no_op(thread: Thread, ins: Instruction) -> None:
     """No-ops here: grids of one stream run one after the other."""

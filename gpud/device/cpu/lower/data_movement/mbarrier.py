@@ -35,12 +35,14 @@ _BYTES = (1 << 21) - 1
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
-def _load(t: Thread, pointer: str) -> Value:
-    return Value(t.e, "i64", t.e.value(f"load volatile i64, ptr {pointer}, align 8"))
+def _load(thread: Thread, pointer: str) -> Value:
+    return Value(
+        thread.emitter, "i64", thread.emitter.value(f"load volatile i64, ptr {pointer}, align 8")
+    )
 
 
-def _store(t: Thread, pointer: str, word: Value) -> None:
-    t.e.do(f"store volatile i64 {word.text}, ptr {pointer}, align 8")
+def _store(thread: Thread, pointer: str, word: Value) -> None:
+    thread.emitter.do(f"store volatile i64 {word.text}, ptr {pointer}, align 8")
 
 
 def _completed(word: Value) -> Value:
@@ -58,20 +60,20 @@ def _expect(word: Value, count: Value) -> Value:
 
 
 def arrive(
-    t: Thread, pointer: str, count: Value, *, bytes_: Value | None = None, drop: bool = False
+    thread: Thread, pointer: str, count: Value, *, bytes_: Value | None = None, drop: bool = False
 ) -> Value:
     """Arrive ``count`` (i64) times, first expecting ``bytes_`` more; returns the word before."""
-    before = word = _load(t, pointer)
+    before = word = _load(thread, pointer)
     if bytes_ is not None:
         word = _expect(word, bytes_)
     if drop:
         word = word - (count << 20)
-    _store(t, pointer, _completed(word - count))
+    _store(thread, pointer, _completed(word - count))
     return before
 
 
 @lowering("mbarrier")
-def _mbarrier(t: Thread, ins: Instruction) -> None:
+def _mbarrier(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     action = m.require(
         "init",
@@ -90,33 +92,33 @@ def _mbarrier(t: Thread, ins: Instruction) -> None:
     if action in ("init", "inval", "expect_tx", "complete_tx"):
         m.require("b64")
         m.done(1 if action == "inval" else 2)
-        pointer = t.pointer(ins.operands[0], space)
-        _change(t, ins, action, pointer)
+        pointer = thread.pointer(ins.operands[0], space)
+        _change(thread, ins, action, pointer)
     elif action in ("arrive", "arrive_drop"):
-        _arrive(t, ins, m, space)
+        _arrive(thread, ins, m, space)
     elif action == "pending_count":
         m.require("b64")
         m.done(2)
-        state = read(t, ins.operands[1], "b64")
-        write(t, ins.operands[0], "u32", (state & _COUNT).trunc("i32"))
+        state = read(thread, ins.operands[1], "b64")
+        write(thread, ins.operands[0], "u32", (state & _COUNT).trunc("i32"))
     else:
-        _test(t, ins, m, space)
+        _test(thread, ins, m, space)
 
 
-def _change(t: Thread, ins: Instruction, action: str, pointer: str) -> None:
+def _change(thread: Thread, ins: Instruction, action: str, pointer: str) -> None:
     if action == "inval":
-        _store(t, pointer, constant(t.e, "i64", 0))
+        _store(thread, pointer, constant(thread.emitter, "i64", 0))
         return
-    number = read(t, ins.operands[1], "u32").zext("i64")
+    number = read(thread, ins.operands[1], "u32").zext("i64")
     if action == "init":
         count = number & _COUNT
-        _store(t, pointer, count | (count << 20))
+        _store(thread, pointer, count | (count << 20))
         return
-    word = _load(t, pointer)
-    _store(t, pointer, _completed(_expect(word, number if action == "expect_tx" else -number)))
+    word = _load(thread, pointer)
+    _store(thread, pointer, _completed(_expect(word, number if action == "expect_tx" else -number)))
 
 
-def _arrive(t: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
+def _arrive(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
     """``mbarrier.arrive{_drop}{.expect_tx}{.noComplete} {state,} [addr]{, bytes}{, count}``."""
     expects = m.flag("expect_tx")
     m.flag("noComplete")  # promises that the phase does not end here
@@ -125,33 +127,33 @@ def _arrive(t: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
     operands = list(ins.operands)
     # The state is absent for barriers of the cluster.
     state = None if isinstance(operands[0], Address) else operands.pop(0)
-    pointer = t.pointer(operands.pop(0), space)
+    pointer = thread.pointer(operands.pop(0), space)
     if len(operands) > 1 or (expects and not operands):
         raise rejected(ins, "it has the wrong operands")
-    one = constant(t.e, "i64", 1)
-    number = read(t, operands[0], "u32").zext("i64") if operands else one
+    one = constant(thread.emitter, "i64", 1)
+    number = read(thread, operands[0], "u32").zext("i64") if operands else one
     drop = ins.opcode.has("arrive_drop")
     if expects:
-        before = arrive(t, pointer, one, bytes_=number, drop=drop)
+        before = arrive(thread, pointer, one, bytes_=number, drop=drop)
     else:
-        before = arrive(t, pointer, number, drop=drop)
+        before = arrive(thread, pointer, number, drop=drop)
     if state is not None:
-        write(t, state, "b64", before)
+        write(thread, state, "b64", before)
 
 
-def _test(t: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
+def _test(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
     """``test_wait`` and ``try_wait``; the latter's time limit is an upper bound only."""
     parity = m.flag("parity")
     m.require("b64")
     m.done()
     if len(ins.operands) not in (3, 4):
         raise rejected(ins, "it has the wrong operands")
-    current = _load(t, t.pointer(ins.operands[1], space)) >> 63
+    current = _load(thread, thread.pointer(ins.operands[1], space)) >> 63
     given = ins.operands[2]
     if parity:
-        waited = read(t, given, "u32").zext("i64") & 1
+        waited = read(thread, given, "u32").zext("i64") & 1
     elif isinstance(given, Immediate):
         raise rejected(ins, "it needs a state")
     else:
-        waited = read(t, given, "b64") >> 63
-    write(t, ins.operands[0], "pred", current.ne(waited))
+        waited = read(thread, given, "b64") >> 63
+    write(thread, ins.operands[0], "pred", current.ne(waited))

@@ -12,39 +12,41 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 
 @lowering("mov")
-def _mov(t: Thread, ins: Instruction) -> None:
+def _mov(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     count = int(m.choice("v2", "v4", default="v1")[1:])
     type_ = m.type()
     m.done(2)
     target, source = ins.operands
     if count > 1:
-        _move_vector(t, ins, count, type_)
+        _move_vector(thread, ins, count, type_)
     elif isinstance(target, Vector):
-        _unpack(t, ins, target, source, type_)
+        _unpack(thread, ins, target, source, type_)
     elif isinstance(source, Vector):
-        _pack(t, ins, target, source, type_)
+        _pack(thread, ins, target, source, type_)
     else:
-        write(t, target, type_, read(t, source, type_))
+        write(thread, target, type_, read(thread, source, type_))
 
 
-def _move_vector(t: Thread, ins: Instruction, count: int, type_: str) -> None:
+def _move_vector(thread: Thread, ins: Instruction, count: int, type_: str) -> None:
     """``mov.v4.u32 {a, b, c, d}, %tid``, or from one vector to another."""
     target, source = ins.operands
     if isinstance(source, SpecialRegister):
         names = [f"{source.name}.{suffix}" for suffix in "xyz"[:count]]
-        values = [read(t, SpecialRegister(name), type_) for name in names]
+        values = [read(thread, SpecialRegister(name), type_) for name in names]
         if count == 4:
-            values.append(constant(t.e, LLVM_TYPE[type_], 0))  # .w of every special register
+            values.append(
+                constant(thread.emitter, LLVM_TYPE[type_], 0)
+            )  # .w of every special register
     elif isinstance(source, Vector):
-        values = [read(t, item, type_) for item in source.items]
+        values = [read(thread, item, type_) for item in source.items]
     else:
         raise rejected(ins, "its source must be a vector")
     targets = target.items if isinstance(target, Vector) else ()
     if len(targets) != count or len(values) != count:
         raise rejected(ins, f"it needs vectors of {count} elements")
     for item, value in zip(targets, values, strict=True):
-        write(t, item, type_, value)
+        write(thread, item, type_, value)
 
 
 def _part(ins: Instruction, vector: Vector, type_: str) -> str:
@@ -55,21 +57,21 @@ def _part(ins: Instruction, vector: Vector, type_: str) -> str:
     return f"b{bits}"
 
 
-def _pack(t: Thread, ins: Instruction, target: Operand, source: Vector, type_: str) -> None:
+def _pack(thread: Thread, ins: Instruction, target: Operand, source: Vector, type_: str) -> None:
     part = _part(ins, source, type_)
     whole = f"b{type_.lstrip('bsuf')}"
     bits = int(part[1:])
-    result = constant(t.e, LLVM_TYPE[whole], 0)
+    result = constant(thread.emitter, LLVM_TYPE[whole], 0)
     for index, item in enumerate(source.items):
-        piece = read(t, item, part).zext(result.type)
+        piece = read(thread, item, part).zext(result.type)
         result = result | (piece << (bits * index)) if index else piece
-    write(t, target, whole, result)
+    write(thread, target, whole, result)
 
 
-def _unpack(t: Thread, ins: Instruction, target: Vector, source: Operand, type_: str) -> None:
+def _unpack(thread: Thread, ins: Instruction, target: Vector, source: Operand, type_: str) -> None:
     part = _part(ins, target, type_)
-    value = read(t, source, f"b{type_.lstrip('bsuf')}")
+    value = read(thread, source, f"b{type_.lstrip('bsuf')}")
     bits = int(part[1:])
     for index, item in enumerate(target.items):
         if not (isinstance(item, Symbol) and item.name == "_"):
-            write(t, item, part, (value >> (bits * index)).trunc(LLVM_TYPE[part]))
+            write(thread, item, part, (value >> (bits * index)).trunc(LLVM_TYPE[part]))

@@ -33,48 +33,52 @@ def space_of(m: Modifiers) -> str:
     return m.choice(*SPACES)
 
 
-def element(t: Thread, pointer: str, index: int, size: int) -> str:
+def element(thread: Thread, pointer: str, index: int, size: int) -> str:
     """``ptr`` to element ``index`` of ``size`` bytes from ``pointer`` on."""
     if index == 0:
         return pointer
-    return t.e.value(f"getelementptr i8, ptr {pointer}, i64 {index * size}")
+    return thread.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {index * size}")
 
 
-def generic_shared(t: Thread) -> Value:
+def generic_shared(thread: Thread) -> Value:
     """The generic address at which the block's shared memory begins."""
-    return Value(t.e, "i64", t.e.value(f"ptrtoint ptr {t.addresses.shared_base()} to i64"))
+    return Value(
+        thread.emitter,
+        "i64",
+        thread.emitter.value(f"ptrtoint ptr {thread.addresses.shared_base()} to i64"),
+    )
 
 
 @lowering("cvta")
-def _cvta(t: Thread, ins: Instruction) -> None:
+def _cvta(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     to, space = m.flag("to"), m.require(*SPACES)
     type_ = m.require("u64", "u32")
     m.done(2)
-    value = read(t, ins.operands[1], type_).zext("i64")
+    value = read(thread, ins.operands[1], type_).zext("i64")
     if space.startswith("shared"):
-        base = generic_shared(t)
+        base = generic_shared(thread)
         value = value - base if to else value + base
-    write(t, ins.operands[0], type_, value.trunc(LLVM_TYPE[type_]))
+    write(thread, ins.operands[0], type_, value.trunc(LLVM_TYPE[type_]))
 
 
 @lowering("isspacep")
-def _isspacep(t: Thread, ins: Instruction) -> None:
+def _isspacep(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     space = m.require(*SPACES)
     m.done(2)
-    address = read(t, ins.operands[1], "u64")
+    address = read(thread, ins.operands[1], "u64")
 
     def inside(bounds: tuple[str, str]) -> Value:
-        first, size = (Value(t.e, "i64", text) for text in bounds)
+        first, size = (Value(thread.emitter, "i64", text) for text in bounds)
         return (address - first).compare("ult", size)
 
-    shared = (generic_shared(t).text, t.addresses.shared_size())
+    shared = (generic_shared(thread).text, thread.addresses.shared_size())
     ranges = {
         "shared": shared,
-        "local": t.addresses.local_range(),
-        "const": t.addresses.const_range(),
-        "param": t.addresses.param_range(),
+        "local": thread.addresses.local_range(),
+        "const": thread.addresses.const_range(),
+        "param": thread.addresses.param_range(),
     }
     if space == "global":
         result = ~inside(ranges["shared"])
@@ -82,4 +86,4 @@ def _isspacep(t: Thread, ins: Instruction) -> None:
             result = result & ~inside(ranges[other])
     else:
         result = inside(ranges[space.partition("::")[0]])
-    write(t, ins.operands[0], "pred", result)
+    write(thread, ins.operands[0], "pred", result)

@@ -161,7 +161,7 @@ def hyperbolic_tangent(x: Value) -> Value:
 
 
 @lowering("ex2", "lg2", "sin", "cos", "tanh", types="f32")
-def _approximations(t: Thread, ins: Instruction) -> None:
+def _approximations(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
     m = Modifiers(ins)
     m.require("approx")
@@ -170,7 +170,7 @@ def _approximations(t: Thread, ins: Instruction) -> None:
     m.done(2)
     if ftz and base == "tanh":
         raise rejected(ins, "tanh has no .ftz")
-    x = read_float(t, ins.operands[1], "f32", ftz=ftz)
+    x = read_float(thread, ins.operands[1], "f32", ftz=ftz)
     if base == "ex2":
         result = exponential(x)
     elif base == "lg2":
@@ -180,18 +180,23 @@ def _approximations(t: Thread, ins: Instruction) -> None:
     else:
         result = _sine(x, cosine=base == "cos")
     result = canonical(result)
-    write(t, ins.operands[0], "f32", flush(result) if ftz else result)
+    write(thread, ins.operands[0], "f32", flush(result) if ftz else result)
 
 
 @lowering("rsqrt", types="f32 f64")
-def _rsqrt(t: Thread, ins: Instruction) -> None:
+def _rsqrt(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     m.require("approx")
     ftz, type_ = m.flag("ftz"), m.type()
     m.done(2)
     if type_ == "f64" and ftz:
-        write(t, ins.operands[0], "f64", gross_approximation("rsqrt", read_double_high(t, ins)))
+        write(
+            thread,
+            ins.operands[0],
+            "f64",
+            gross_approximation("rsqrt", read_double_high(thread, ins)),
+        )
         return
-    x = read_float(t, ins.operands[1], type_, ftz=ftz)
+    x = read_float(thread, ins.operands[1], type_, ftz=ftz)
     root = x.unary("sqrt")
-    write(t, ins.operands[0], type_, canonical(root.constant(1.0) / root))
+    write(thread, ins.operands[0], type_, canonical(root.constant(1.0) / root))

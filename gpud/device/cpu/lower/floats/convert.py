@@ -28,17 +28,17 @@ _LARGEST = {"f16": 0x7BFF, "bf16": 0x7F7F}
 
 
 @lowering("cvt")
-def _cvt(t: Thread, ins: Instruction) -> None:
+def _cvt(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     if m.flag("pack"):
-        _cvt_pack(t, ins, m)
+        _cvt_pack(thread, ins, m)
         return
     mini = m.choice(*MINIFLOATS)
     if mini:
         other = m.type()
         at = ins.opcode.modifiers.index
         order = (mini, other) if at(mini) < at(other) else (other, mini)
-        convert_minifloats(t, ins, m, *order)
+        convert_minifloats(thread, ins, m, *order)
         return
     rounding = m.choice(*_INTEGER_ROUNDING, *_FLOAT_ROUNDING)
     ftz, sat = m.flag("ftz"), m.flag("sat")
@@ -48,23 +48,23 @@ def _cvt(t: Thread, ins: Instruction) -> None:
     if source in _INTEGERS and target in _INTEGERS:
         if rounding or ftz or relu or satfinite:
             raise rejected(ins, "integer conversions take no modifier but .sat")
-        _integer_to_integer(t, ins, target, source, sat=sat)
+        _integer_to_integer(thread, ins, target, source, sat=sat)
     elif source in _FLOATS and target in _INTEGERS:
         if rounding not in _INTEGER_ROUNDING:
             raise rejected(ins, "it needs .rni, .rzi, .rmi or .rpi")
-        value = read_float(t, ins.operands[1], source, ftz=ftz and source == "f32")
+        value = read_float(thread, ins.operands[1], source, ftz=ftz and source == "f32")
         if rounding != "rzi":  # the conversion itself truncates
             value = intrinsic(_INTEGER_ROUNDING[rounding], value)
-        write(t, ins.operands[0], target, _float_to_integer(value, target, source))
+        write(thread, ins.operands[0], target, _float_to_integer(value, target, source))
     elif source in _INTEGERS and target in _FLOATS:
-        value = read(t, ins.operands[1], source)
+        value = read(thread, ins.operands[1], source)
         result = _integer_to_float(ins, value, source, target, rounding)
-        _write_float(t, ins, target, result, sat=sat, relu=False)
+        _write_float(thread, ins, target, result, sat=sat, relu=False)
     elif target in ("f16x2", "bf16x2") and source == "f32":
         element = target[:-2]
         high, low = (
             _modified(
-                _float_to_float(t, ins, operand, element, "f32", rounding, ftz=ftz),
+                _float_to_float(thread, ins, operand, element, "f32", rounding, ftz=ftz),
                 element,
                 sat=sat,
                 relu=relu,
@@ -72,16 +72,16 @@ def _cvt(t: Thread, ins: Instruction) -> None:
             )
             for operand in (1, 2)
         )
-        write(t, ins.operands[0], "b32", join_halves(low, high))
+        write(thread, ins.operands[0], "b32", join_halves(low, high))
     elif target == "tf32" and source == "f32":
-        value = _to_tf32(read(t, ins.operands[1], "b32"), rounding, satfinite=satfinite)
+        value = _to_tf32(read(thread, ins.operands[1], "b32"), rounding, satfinite=satfinite)
         if relu:
             value = value.compare("slt", 0).select(0, value)
             # A negative NaN is a NaN still; it was made canonical (positive) above.
-        write(t, ins.operands[0], "b32", value)
+        write(thread, ins.operands[0], "b32", value)
     elif source in _FLOATS and target in _FLOATS:
-        result = _float_to_float(t, ins, 1, target, source, rounding, ftz=ftz)
-        _write_float(t, ins, target, result, sat=sat, relu=relu, satfinite=satfinite, ftz=ftz)
+        result = _float_to_float(thread, ins, 1, target, source, rounding, ftz=ftz)
+        _write_float(thread, ins, target, result, sat=sat, relu=relu, satfinite=satfinite, ftz=ftz)
     else:
         raise rejected(ins, f"there is no conversion from .{source} to .{target}")
 
@@ -95,9 +95,9 @@ def _limits(type_: str) -> tuple[int, int]:
 
 
 def _integer_to_integer(
-    t: Thread, ins: Instruction, target: str, source: str, *, sat: bool
+    thread: Thread, ins: Instruction, target: str, source: str, *, sat: bool
 ) -> None:
-    value = read(t, ins.operands[1], source)
+    value = read(thread, ins.operands[1], source)
     if sat:
         value = clamp(value, source, target)
     wanted = LLVM_TYPE[target]
@@ -105,7 +105,7 @@ def _integer_to_integer(
         value = value.trunc(wanted)
     else:
         value = value.sext(wanted) if source[0] == "s" else value.zext(wanted)
-    write(t, ins.operands[0], target, value)
+    write(thread, ins.operands[0], target, value)
 
 
 def clamp(value: Value, source: str, target: str) -> Value:
@@ -118,19 +118,21 @@ def clamp(value: Value, source: str, target: str) -> Value:
     return value.min_u(high) if high < largest else value
 
 
-def _cvt_pack(t: Thread, ins: Instruction, m: Modifiers) -> None:
+def _cvt_pack(thread: Thread, ins: Instruction, m: Modifiers) -> None:
     """``cvt.pack.sat.convertType.abType{.cType} d, a, b{, c}``."""
     m.require("sat")
     third = m.flag("b32")
     source, target = m.require("s32"), m.require("u16", "s16", "u2", "s2", "u4", "s4", "u8", "s8")
     m.done(4 if third else 3)
     bits = int(target[1:])
-    a, b = (clamp(read(t, operand, source), source, target) for operand in ins.operands[1:3])
+    a, b = (clamp(read(thread, operand, source), source, target) for operand in ins.operands[1:3])
     mask = (1 << bits) - 1
     result = (b & mask) | ((a & mask) << bits)
     if third:
-        result = result | (read(t, ins.operands[3], "b32") << (2 * bits)) if bits < 16 else result
-    write(t, ins.operands[0], "b32", result)
+        result = (
+            result | (read(thread, ins.operands[3], "b32") << (2 * bits)) if bits < 16 else result
+        )
+    write(thread, ins.operands[0], "b32", result)
 
 
 # -- between integers and floats
@@ -184,7 +186,7 @@ def _integer_to_float(
 
 
 def _float_to_float(
-    t: Thread,
+    thread: Thread,
     ins: Instruction,
     operand: int,
     target: str,
@@ -198,7 +200,7 @@ def _float_to_float(
     if rounding in _INTEGER_ROUNDING:
         if source != target:
             raise rejected(ins, "integer rounding needs the same type twice")
-        value = read_float(t, given, source, ftz=ftz and source == "f32")
+        value = read_float(thread, given, source, ftz=ftz and source == "f32")
         value = intrinsic(_INTEGER_ROUNDING[rounding], value)
         # The result of .rni and its like is an integer, exact in a type of the same size.
         return value if target in ("f32", "f64") else formats.narrow(value, target)
@@ -206,8 +208,8 @@ def _float_to_float(
     if narrower and rounding not in _FLOAT_ROUNDING[:4]:
         raise rejected(ins, "it needs .rn, .rz, .rm or .rp")
     if source == target and source in ("f16", "bf16"):
-        return read(t, given, "b16")
-    value = read_float(t, given, source, ftz=ftz and source == "f32")
+        return read(thread, given, "b16")
+    value = read_float(thread, given, source, ftz=ftz and source == "f32")
     if target == "f64":
         return value.cast("fpext", "double")
     if target == "f32":
@@ -235,7 +237,7 @@ def _modified(value: Value, target: str, *, sat: bool, relu: bool, satfinite: bo
 
 
 def _write_float(
-    t: Thread,
+    thread: Thread,
     ins: Instruction,
     target: str,
     value: Value,
@@ -248,28 +250,28 @@ def _write_float(
     """Apply the modifiers of the result and write it."""
     if target in ("f16", "bf16"):
         value = _modified(value, target, sat=sat, relu=relu, satfinite=satfinite)
-        write(t, ins.operands[0], "b16", value)
+        write(thread, ins.operands[0], "b16", value)
         return
     if relu or satfinite:
         raise rejected(ins, f"modifier .{'relu' if relu else 'satfinite'} is not known here")
     if ftz and target == "f32":
         value = formats.flush(value)
     value = formats.saturate(value) if sat else formats.canonical(value)
-    write(t, ins.operands[0], target, value)
+    write(thread, ins.operands[0], target, value)
 
 
 def _to_tf32(bits: Value, rounding: str, *, satfinite: bool) -> Value:
     """f32 bits rounded to ten mantissa bits."""
     increment = {
-        "rna": lambda: constant(bits.e, "i32", 0x1000),
+        "rna": lambda: constant(bits.emitter, "i32", 0x1000),
         "rn": lambda: ((bits >> 13) & 1) + 0xFFF,
-        "rz": lambda: constant(bits.e, "i32", 0),
+        "rz": lambda: constant(bits.emitter, "i32", 0),
     }[rounding]()
     magnitude = bits & 0x7FFFFFFF
     infinite = magnitude.eq(0x7F800000)
     rounded = (magnitude + increment) & 0x7FFFE000
     if satfinite:
         rounded = rounded.min_u(0x7F7FE000)
-        infinite = constant(bits.e, "i1", 0)
+        infinite = constant(bits.emitter, "i1", 0)
     result = infinite.select(magnitude, rounded) | (bits & 0x80000000)
     return magnitude.compare("ugt", 0x7F800000).select(0x7FFFFFFF, result)

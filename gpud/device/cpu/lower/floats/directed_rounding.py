@@ -68,8 +68,8 @@ _LLVM_OPERATION = {"add": "fadd", "mul": "fmul", "fma": "fma", "div": "fdiv", "s
 
 
 def _directed_double(operation: str, mode: str, *operands: Value) -> Value:
-    e = operands[0].e
-    module = e.module
+    emitter = operands[0].emitter
+    module = emitter.module
     name = f"gpud.{operation}.{mode}.f64"
     if not module.has(name):
         module.declare("declare void @llvm.set.rounding(i32)")
@@ -87,4 +87,4 @@ def _directed_double(operation: str, mode: str, *operands: Value) -> Value:
   ret double %r
 }}""",
         )
-    return call(e, name, "double", *operands)
+    return call(emitter, name, "double", *operands)

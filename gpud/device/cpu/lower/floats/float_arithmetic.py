@@ -37,7 +37,7 @@ def _arithmetic(base: str, mode: str, operands: list[Value]) -> Value:
 
 
 @lowering("add", "sub", "mul", "fma", "mad", types="f32 f64")
-def _add_mul(t: Thread, ins: Instruction) -> None:
+def _add_mul(thread: Thread, ins: Instruction) -> None:
     base = {"mad": "fma"}.get(ins.opcode.base, ins.opcode.base)
     m = Modifiers(ins)
     mode = m.require(*_ROUNDINGS) if base == "fma" else m.choice(*_ROUNDINGS, default="rn")
@@ -45,9 +45,9 @@ def _add_mul(t: Thread, ins: Instruction) -> None:
     m.done(4 if base == "fma" else 3)
     if type_ == "f64" and (ftz or sat):
         raise rejected(ins, "modifiers .ftz and .sat need .f32")
-    values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
+    values = [read_float(thread, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     result = _finish(_arithmetic(base, mode, values), ftz=ftz, sat=sat)
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
 def _finish(result: Value, *, ftz: bool, sat: bool) -> Value:
@@ -56,7 +56,7 @@ def _finish(result: Value, *, ftz: bool, sat: bool) -> Value:
     return saturate(result) if sat else result
 
 
-def mixed_precision(t: Thread, ins: Instruction) -> None:
+def mixed_precision(thread: Thread, ins: Instruction) -> None:
     """``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: halves in, float c and d."""
     base = ins.opcode.base
     m = Modifiers(ins)
@@ -65,34 +65,36 @@ def mixed_precision(t: Thread, ins: Instruction) -> None:
     m.done(4 if base == "fma" else 3)
     if type_ != "f32" or base not in ("add", "sub", "fma"):
         raise rejected(ins, f"there is no .{type_}.{half} form")
-    values = [read_float(t, operand, half) for operand in ins.operands[1:-1]]
-    values.append(read(t, ins.operands[-1], "f32"))
-    write(t, ins.operands[0], "f32", _finish(_arithmetic(base, mode, values), ftz=False, sat=sat))
+    values = [read_float(thread, operand, half) for operand in ins.operands[1:-1]]
+    values.append(read(thread, ins.operands[-1], "f32"))
+    write(
+        thread, ins.operands[0], "f32", _finish(_arithmetic(base, mode, values), ftz=False, sat=sat)
+    )
 
 
 @lowering("add", "sub", "mul", "fma", types="f32x2")
-def _pairs(t: Thread, ins: Instruction) -> None:
+def _pairs(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
     m = Modifiers(ins)
     mode, ftz = m.choice(*_ROUNDINGS, default="rn"), m.flag("ftz")
     m.require("f32x2")
     m.done(4 if base == "fma" else 3)
-    packed = [read(t, operand, "b64") for operand in ins.operands[1:]]
-    result = constant(t.e, "i64", 0)
+    packed = [read(thread, operand, "b64") for operand in ins.operands[1:]]
+    result = constant(thread.emitter, "i64", 0)
     for shift in (0, 32):
         values = [(value >> shift).trunc("i32").as_type("float") for value in packed]
         if ftz:
             values = [flush(value) for value in values]
         half = _finish(_arithmetic(base, mode, values), ftz=ftz, sat=False)
         result = result | (half.bits().zext("i64") << shift)
-    write(t, ins.operands[0], "b64", result)
+    write(thread, ins.operands[0], "b64", result)
 
 
 # -- division and roots
 
 
 @lowering("div", "rcp", "sqrt", types="f32 f64")
-def _divide_root(t: Thread, ins: Instruction) -> None:
+def _divide_root(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
     m = Modifiers(ins)
     mode = m.require(*_ROUNDINGS, "approx", "full")
@@ -103,11 +105,16 @@ def _divide_root(t: Thread, ins: Instruction) -> None:
     if type_ == "f64" and mode == "approx":
         if base != "rcp" or not ftz:
             raise rejected(ins, "there is no .approx form for .f64")
-        write(t, ins.operands[0], "f64", gross_approximation("rcp", read_double_high(t, ins)))
+        write(
+            thread,
+            ins.operands[0],
+            "f64",
+            gross_approximation("rcp", read_double_high(thread, ins)),
+        )
         return
     if type_ == "f64" and ftz:
         raise rejected(ins, "modifier .ftz is not known here")
-    values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
+    values = [read_float(thread, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     if base == "rcp":
         values.insert(0, values[0].constant(1.0))
     if mode in ("rz", "rm", "rp"):
@@ -123,12 +130,12 @@ def _divide_root(t: Thread, ins: Instruction) -> None:
     if ftz:
         result = flush(result)
     result = canonical_root(result) if base == "sqrt" else canonical(result)
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
-def read_double_high(t: Thread, ins: Instruction) -> Value:
+def read_double_high(thread: Thread, ins: Instruction) -> Value:
     """Operand 1 as a double of which only the high 32 bits count, subnormals flushed."""
-    bits = read(t, ins.operands[1], "b64") & 0xFFFFFFFF00000000
+    bits = read(thread, ins.operands[1], "b64") & 0xFFFFFFFF00000000
     return flush(bits.as_type("double"))
 
 
@@ -150,7 +157,7 @@ def minimum_maximum(base: str, a: Value, b: Value, *, nan: bool) -> Value:
 
 
 @lowering("min", "max", types="f32 f64")
-def _min_max(t: Thread, ins: Instruction) -> None:
+def _min_max(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     ftz, nan = m.flag("ftz"), m.flag("NaN")
     xorsign, absolute = m.flag("xorsign"), m.flag("abs")
@@ -161,7 +168,7 @@ def _min_max(t: Thread, ins: Instruction) -> None:
         raise rejected(ins, "this modifier needs .f32")
     if xorsign != (absolute and count == 3):
         raise rejected(ins, ".xorsign and .abs belong together, but with three sources")
-    values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
+    values = [read_float(thread, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     magnitudes = [intrinsic("fabs", value) for value in values] if absolute else values
     result = magnitudes[0]
     for value in magnitudes[1:]:
@@ -169,24 +176,24 @@ def _min_max(t: Thread, ins: Instruction) -> None:
     if xorsign:
         sign = (values[0].bits() ^ values[1].bits()).as_type("float")
         result = intrinsic("copysign", result, sign)
-    write(t, ins.operands[0], type_, canonical(result))
+    write(thread, ins.operands[0], type_, canonical(result))
 
 
 @lowering("abs", "neg", types="f32 f64")
-def _abs_neg(t: Thread, ins: Instruction) -> None:
+def _abs_neg(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     ftz, type_ = m.flag("ftz"), m.type()
     m.done(2)
     if type_ == "f64" and ftz:
         raise rejected(ins, "modifier .ftz needs .f32")
-    a = read_float(t, ins.operands[1], type_, ftz=ftz)
-    write(t, ins.operands[0], type_, -a if ins.opcode.base == "neg" else intrinsic("fabs", a))
+    a = read_float(thread, ins.operands[1], type_, ftz=ftz)
+    write(thread, ins.operands[0], type_, -a if ins.opcode.base == "neg" else intrinsic("fabs", a))
 
 
 @lowering("copysign", types="f32 f64")
-def _copysign(t: Thread, ins: Instruction) -> None:
+def _copysign(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(3)
-    sign, magnitude = (read(t, operand, type_) for operand in ins.operands[1:])
-    write(t, ins.operands[0], type_, intrinsic("copysign", magnitude, sign))
+    sign, magnitude = (read(thread, operand, type_) for operand in ins.operands[1:])
+    write(thread, ins.operands[0], type_, intrinsic("copysign", magnitude, sign))

@@ -58,7 +58,7 @@ _SIGN = {"float": 0x80000000, "double": 1 << 63}
 def _nan(like: Value) -> Value:
     """The canonical NaN of a float value's type."""
     bits = like.bits().constant(NAN[like.type])
-    return Value(like.e, like.type, f"bitcast ({bits.type} {bits.text} to {like.type})")
+    return Value(like.emitter, like.type, f"bitcast ({bits.type} {bits.text} to {like.type})")
 
 
 def canonical(value: Value) -> Value:
@@ -80,7 +80,7 @@ def canonical_root(value: Value) -> Value:
 
 def flush(value: Value) -> Value:
     """``value`` with subnormal numbers replaced by a zero of the same sign (``.ftz``)."""
-    if value.type == "float" and value.e.module.flushes:
+    if value.type == "float" and value.emitter.module.flushes:
         return value
     bits = value.bits()
     sign = bits & _SIGN[value.type]

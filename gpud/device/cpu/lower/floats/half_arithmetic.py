@@ -36,15 +36,15 @@ _TYPES = "f16 bf16 f16x2 bf16x2"
 _SINGLE = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
 
 
-def _each(t: Thread, ins: Instruction, type_: str, function: Callable[..., Value]) -> None:
+def _each(thread: Thread, ins: Instruction, type_: str, function: Callable[..., Value]) -> None:
     """Write ``function`` of the operands' i16 patterns, of both halves for a packed type."""
     if type_ in ("f16", "bf16"):
-        result = function(*(read(t, operand, "b16") for operand in ins.operands[1:]))
-        write(t, ins.operands[0], "b16", result)
+        result = function(*(read(thread, operand, "b16") for operand in ins.operands[1:]))
+        write(thread, ins.operands[0], "b16", result)
         return
-    pairs = [split_halves(read(t, operand, "b32")) for operand in ins.operands[1:]]
+    pairs = [split_halves(read(thread, operand, "b32")) for operand in ins.operands[1:]]
     low, high = (function(*(pair[i] for pair in pairs)) for i in (0, 1))
-    write(t, ins.operands[0], "b32", join_halves(low, high))
+    write(thread, ins.operands[0], "b32", join_halves(low, high))
 
 
 def _clamp(bits: Value, format_: str, *, sat: bool, relu: bool) -> Value:
@@ -89,10 +89,10 @@ def _compute(base: str, format_: str, *bits: Value) -> Value:
 
 
 @lowering("add", "sub", "mul", "fma", types=_TYPES)
-def _arithmetic(t: Thread, ins: Instruction) -> None:
+def _arithmetic(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
     if ins.opcode.has("f32"):
-        mixed_precision(t, ins)
+        mixed_precision(thread, ins)
         return
     m = Modifiers(ins)
     if not m.flag("rn") and base == "fma":
@@ -112,11 +112,11 @@ def _arithmetic(t: Thread, ins: Instruction) -> None:
             result = flush_half(result)
         return _clamp(result, format_, sat=sat, relu=relu)
 
-    _each(t, ins, type_, one)
+    _each(thread, ins, type_, one)
 
 
 @lowering("neg", "abs", types=_TYPES)
-def _sign(t: Thread, ins: Instruction) -> None:
+def _sign(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     ftz, type_ = m.flag("ftz"), m.type()
     m.done(2)
@@ -128,11 +128,11 @@ def _sign(t: Thread, ins: Instruction) -> None:
             bits = flush_half(bits)
         return bits ^ 0x8000 if ins.opcode.base == "neg" else bits & 0x7FFF
 
-    _each(t, ins, type_, one)
+    _each(thread, ins, type_, one)
 
 
 @lowering("min", "max", types=_TYPES)
-def _min_max(t: Thread, ins: Instruction) -> None:
+def _min_max(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     ftz, nan = m.flag("ftz"), m.flag("NaN")
     xorsign, absolute = m.flag("xorsign"), m.flag("abs")
@@ -152,11 +152,11 @@ def _min_max(t: Thread, ins: Instruction) -> None:
             result = is_nan.select(result, result | ((a ^ b) & 0x8000))
         return result
 
-    _each(t, ins, type_, one)
+    _each(thread, ins, type_, one)
 
 
 @lowering("ex2", "tanh", types=_TYPES)
-def _approximations(t: Thread, ins: Instruction) -> None:
+def _approximations(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     m.require("approx")
     ftz, type_ = m.flag("ftz"), m.type()
@@ -173,4 +173,4 @@ def _approximations(t: Thread, ins: Instruction) -> None:
             narrowed = (narrowed & 0x7F80).eq(0).select(narrowed & 0x8000, narrowed)
         return narrowed
 
-    _each(t, ins, type_, one)
+    _each(thread, ins, type_, one)

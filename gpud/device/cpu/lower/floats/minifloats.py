@@ -50,7 +50,9 @@ MINIFLOATS = {
 """The packed pair types."""
 
 
-def convert_minifloats(t: Thread, ins: Instruction, m: Modifiers, target: str, source: str) -> None:
+def convert_minifloats(
+    thread: Thread, ins: Instruction, m: Modifiers, target: str, source: str
+) -> None:
     """``cvt.rn.satfinite{.relu}.<mini>x2.{f32,f16x2,bf16x2}`` and ``cvt.rn{.relu}.f16x2.<mini>x2``.
 
     Raises:
@@ -63,27 +65,27 @@ def convert_minifloats(t: Thread, ins: Instruction, m: Modifiers, target: str, s
             raise rejected(ins, f"there is no conversion from .{source} to .{target}")
         m.done(2)
         format_ = MINIFLOATS[source]
-        packed = read(t, ins.operands[1], "b16")
+        packed = read(thread, ins.operands[1], "b16")
         parts = (packed >> shift for shift in (0, format_.slot))
         halves = (_to_half(part & ((1 << format_.slot) - 1), format_, relu=relu) for part in parts)
-        write(t, ins.operands[0], "b32", join_halves(*halves))
+        write(thread, ins.operands[0], "b32", join_halves(*halves))
         return
     m.require("satfinite")
     format_ = MINIFLOATS[target]
     if source == "f32":
         m.done(3)
-        high, low = (read(t, operand, "f32") for operand in ins.operands[1:])
+        high, low = (read(thread, operand, "f32") for operand in ins.operands[1:])
     elif source in ("f16x2", "bf16x2"):
         m.done(2)
         low, high = (
-            widen(half, source[:-2]) for half in split_halves(read(t, ins.operands[1], "b32"))
+            widen(half, source[:-2]) for half in split_halves(read(thread, ins.operands[1], "b32"))
         )
     else:
         raise rejected(ins, f"there is no conversion from .{source} to .{target}")
     low_bits, high_bits = (_from_float(value, format_, relu=relu) for value in (low, high))
     result = low_bits | (high_bits << format_.slot)
     type_ = "b8" if format_.slot == 4 else "b16"
-    write(t, ins.operands[0], type_, result.trunc("i" + type_[1:]))
+    write(thread, ins.operands[0], type_, result.trunc("i" + type_[1:]))
 
 
 def _from_float(value: Value, format_: _Format, *, relu: bool) -> Value:

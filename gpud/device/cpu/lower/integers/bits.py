@@ -18,31 +18,31 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 
 @lowering("and", "or", "xor", types="pred b16 b32 b64")
-def _logic(t: Thread, ins: Instruction) -> None:
+def _logic(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(3)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
-    write(t, ins.operands[0], type_, a.op(ins.opcode.base, b))
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
+    write(thread, ins.operands[0], type_, a.op(ins.opcode.base, b))
 
 
 @lowering("not", "cnot", types="pred b16 b32 b64")
-def _not(t: Thread, ins: Instruction) -> None:
+def _not(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(2)
-    a = read(t, ins.operands[1], type_)
+    a = read(thread, ins.operands[1], type_)
     result = ~a if ins.opcode.base == "not" else a.eq(0).zext(a.type)
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
 @lowering("lop3")
-def _lop3(t: Thread, ins: Instruction) -> None:
+def _lop3(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     combine = m.choice("or", "and")
     m.require("b32")
     m.done(6 if combine else 5)
-    a, b, c = (read(t, operand, "b32") for operand in ins.operands[1:4])
+    a, b, c = (read(thread, operand, "b32") for operand in ins.operands[1:4])
     table = ins.operands[4]
     if not isinstance(table, Immediate) or not 0 <= table.value <= 255:
         raise rejected(ins, "the truth table must be a constant of 8 bits")
@@ -56,10 +56,10 @@ def _lop3(t: Thread, ins: Instruction) -> None:
     if combine:
         if not isinstance(target, Pair):
             raise rejected(ins, "it needs a destination d|p")
-        q = read(t, ins.operands[5], "pred")
-        write(t, target.second, "pred", result.ne(0).op(combine, q))
+        q = read(thread, ins.operands[5], "pred")
+        write(thread, target.second, "pred", result.ne(0).op(combine, q))
         target = target.first
-    write(t, target, "b32", result)
+    write(thread, target, "b32", result)
 
 
 def _two_inputs(b: Value, c: Value, table: int) -> Value:
@@ -76,18 +76,18 @@ def _two_inputs(b: Value, c: Value, table: int) -> Value:
 
 
 @lowering("shl", "shr", types="b16 b32 b64 u16 u32 u64 s16 s32 s64")
-def _shift(t: Thread, ins: Instruction) -> None:
+def _shift(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(3)
-    a = read(t, ins.operands[1], type_)
+    a = read(thread, ins.operands[1], type_)
     count = ins.operands[2]
     bits = a.width
     if isinstance(count, Immediate) and 0 <= count.value < bits:
         n = a.constant(count.value)
         inside = None
     else:
-        full = read(t, count, "u32")
+        full = read(thread, count, "u32")
         inside = full.compare("ult", bits)
         limited = full.min_u(bits - 1)
         n = limited.zext(a.type) if bits == 64 else limited.trunc(a.type)
@@ -97,60 +97,60 @@ def _shift(t: Thread, ins: Instruction) -> None:
         result = a << n if ins.opcode.base == "shl" else a >> n
         if inside is not None:
             result = inside.select(result, 0)
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
 @lowering("shf")
-def _funnel_shift(t: Thread, ins: Instruction) -> None:
+def _funnel_shift(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     direction, mode = m.require("l", "r"), m.require("clamp", "wrap")
     m.require("b32")
     m.done(4)
-    low, high, count = (read(t, operand, "b32") for operand in ins.operands[1:])
+    low, high, count = (read(thread, operand, "b32") for operand in ins.operands[1:])
     result = intrinsic("fshl" if direction == "l" else "fshr", high, low, count)
     if mode == "clamp":
         whole = low if direction == "l" else high
         result = count.compare("ult", 32).select(result, whole)
-    write(t, ins.operands[0], "b32", result)
+    write(thread, ins.operands[0], "b32", result)
 
 
 # -- counting
 
 
 @lowering("popc", "clz", "brev", types="b32 b64")
-def _count(t: Thread, ins: Instruction) -> None:
+def _count(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(2)
-    a = read(t, ins.operands[1], type_)
+    a = read(thread, ins.operands[1], type_)
     name = {"popc": "ctpop", "clz": "ctlz", "brev": "bitreverse"}[ins.opcode.base]
     result = a.unary(name)
     if ins.opcode.base == "brev":
-        write(t, ins.operands[0], type_, result)
+        write(thread, ins.operands[0], type_, result)
     else:
-        write(t, ins.operands[0], "u32", result.trunc("i32"))
+        write(thread, ins.operands[0], "u32", result.trunc("i32"))
 
 
 @lowering("bfind", types="u32 s32 u64 s64")
-def _bfind(t: Thread, ins: Instruction) -> None:
+def _bfind(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     shift_amount, type_ = m.flag("shiftamt"), m.type()
     m.done(2)
-    a = read(t, ins.operands[1], type_)
+    a = read(thread, ins.operands[1], type_)
     if type_[0] == "s":
         a = a ^ a.sar(a.width - 1)  # of a negative number the highest 0 is wanted
     zeros = a.unary("ctlz")
     found = zeros if shift_amount else a.constant(a.width - 1) - zeros
-    write(t, ins.operands[0], "u32", a.eq(0).select(-1, found).trunc("i32"))
+    write(thread, ins.operands[0], "u32", a.eq(0).select(-1, found).trunc("i32"))
 
 
 @lowering("fns", types="b32")
-def _fns(t: Thread, ins: Instruction) -> None:
+def _fns(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     m.require("b32")
     m.done(4)
-    mask, base = (read(t, operand, "b32") for operand in ins.operands[1:3])
-    offset = read(t, ins.operands[3], "s32")
+    mask, base = (read(thread, operand, "b32") for operand in ins.operands[1:3])
+    offset = read(thread, ins.operands[3], "s32")
     # Upwards: the |n|-th set bit of the mask from `base` on, both counted from 1. Downwards is
     # upwards in the mirrored mask. Offset 0 asks for bit `base` itself.
     down = offset.compare("slt", 0)
@@ -172,7 +172,7 @@ def _fns(t: Thread, ins: Instruction) -> None:
     exists = exists & base.compare("ult", 32)
     exists = exists & (offset.ne(0) | position.eq(start))
     found = down.select(position.constant(31) - position, position)
-    write(t, ins.operands[0], "b32", exists.select(found, -1))
+    write(thread, ins.operands[0], "b32", exists.select(found, -1))
 
 
 # -- bit fields
@@ -180,7 +180,7 @@ def _fns(t: Thread, ins: Instruction) -> None:
 
 def _mask(length: Value, type_: str) -> Value:
     """``length`` low ones; an i32 length of the width or more gives all ones."""
-    one = constant(length.e, type_, 1)
+    one = constant(length.emitter, type_, 1)
     limited = length.min_u(one.width - 1)
     n = limited.zext(type_) if one.width == 64 else limited
     ones = (one << n) - 1
@@ -195,12 +195,12 @@ def _shifted(value: Value, name: str, count: Value) -> Value:
 
 
 @lowering("bfe", types="u32 s32 u64 s64")
-def _bfe(t: Thread, ins: Instruction) -> None:
+def _bfe(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(4)
-    a = read(t, ins.operands[1], type_)
-    position, length = (read(t, operand, "u32") & 0xFF for operand in ins.operands[2:])
+    a = read(thread, ins.operands[1], type_)
+    position, length = (read(thread, operand, "u32") & 0xFF for operand in ins.operands[2:])
     mask = _mask(length, a.type)
     field = _shifted(a, "lshr", position) & mask
     if type_[0] == "s":
@@ -211,58 +211,58 @@ def _bfe(t: Thread, ins: Instruction) -> None:
         # Bits of the field beyond the register are the sign as well.
         inside = _shifted(a.constant(-1), "lshr", position) & mask
         field = negative.select(field | ~inside, field)
-    write(t, ins.operands[0], type_, field)
+    write(thread, ins.operands[0], type_, field)
 
 
 @lowering("bfi", types="b32 b64")
-def _bfi(t: Thread, ins: Instruction) -> None:
+def _bfi(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(5)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
-    position, length = (read(t, operand, "u32") & 0xFF for operand in ins.operands[3:])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
+    position, length = (read(thread, operand, "u32") & 0xFF for operand in ins.operands[3:])
     mask = _shifted(_mask(length, a.type), "shl", position)
     field = _shifted(a, "shl", position)
-    write(t, ins.operands[0], type_, (b & ~mask) | (field & mask))
+    write(thread, ins.operands[0], type_, (b & ~mask) | (field & mask))
 
 
 @lowering("szext", types="u32 s32")
-def _szext(t: Thread, ins: Instruction) -> None:
+def _szext(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     mode, type_ = m.require("wrap", "clamp"), m.type()
     m.done(3)
-    a, n = read(t, ins.operands[1], type_), read(t, ins.operands[2], "u32")
+    a, n = read(thread, ins.operands[1], type_), read(thread, ins.operands[2], "u32")
     if mode == "wrap":
         n = n & 31
     # Length 0 keeps nothing; 32 and more keep everything.
     up = (n.constant(32) - n.min_u(32)) & 31
     moved = a << up
     result = moved.sar(up) if type_[0] == "s" else moved >> up
-    write(t, ins.operands[0], type_, n.eq(0).select(0, result))
+    write(thread, ins.operands[0], type_, n.eq(0).select(0, result))
 
 
 @lowering("bmsk", types="b32")
-def _bmsk(t: Thread, ins: Instruction) -> None:
+def _bmsk(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     mode = m.require("wrap", "clamp")
     m.require("b32")
     m.done(3)
-    start, length = (read(t, operand, "u32") for operand in ins.operands[1:])
+    start, length = (read(thread, operand, "u32") for operand in ins.operands[1:])
     if mode == "wrap":
         start, length = start & 31, length & 31
-    write(t, ins.operands[0], "b32", _shifted(_mask(length, "i32"), "shl", start))
+    write(thread, ins.operands[0], "b32", _shifted(_mask(length, "i32"), "shl", start))
 
 
 # -- bytes
 
 
 @lowering("prmt")
-def _prmt(t: Thread, ins: Instruction) -> None:
+def _prmt(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     m.require("b32")
     mode = m.choice("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     m.done(4)
-    a, b, control = (read(t, operand, "b32") for operand in ins.operands[1:])
+    a, b, control = (read(thread, operand, "b32") for operand in ins.operands[1:])
     both = a.zext("i64") | (b.zext("i64") << 32)
     result = a.constant(0)
     for index in range(4):
@@ -275,7 +275,7 @@ def _prmt(t: Thread, ins: Instruction) -> None:
         if replicate is not None:
             byte = replicate.ne(0).select(byte.sar(7), byte)
         result = result | (byte.zext("i32") << (8 * index))
-    write(t, ins.operands[0], "b32", result)
+    write(thread, ins.operands[0], "b32", result)
 
 
 def _prmt_index(selector: Value, index: int, mode: str) -> Value:

@@ -27,11 +27,11 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering
 
 
 @lowering("div", "rem", types=INTEGERS)
-def _div_rem(t: Thread, ins: Instruction) -> None:
+def _div_rem(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(3)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     signed = type_[0] == "s"
     divisor = ins.operands[2]
     if isinstance(divisor, Immediate) and divisor.value % (1 << a.width) not in (
@@ -44,7 +44,7 @@ def _div_rem(t: Thread, ins: Instruction) -> None:
     else:
         quotient = _divide_floats(a, b, signed=signed)
     result = quotient if ins.opcode.base == "div" else a - quotient * b
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
 def _divide_integers(a: Value, b: Value, *, signed: bool) -> Value:

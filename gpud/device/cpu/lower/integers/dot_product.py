@@ -11,15 +11,15 @@ from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 
-def _elements(t: Thread, operand: Operand, type_: str, bits: int) -> list[Value]:
+def _elements(thread: Thread, operand: Operand, type_: str, bits: int) -> list[Value]:
     """The packed elements of an operand as i32, lowest first."""
-    value = read(t, operand, "b32")
+    value = read(thread, operand, "b32")
     extend = Value.sext if type_[0] == "s" else Value.zext
     return [extend((value >> shift).trunc(f"i{bits}"), "i32") for shift in range(0, 32, bits)]
 
 
 @lowering("dp4a", "dp2a")
-def _dot(t: Thread, ins: Instruction) -> None:
+def _dot(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     four = ins.opcode.base == "dp4a"
     part = "" if four else m.require("lo", "hi")
@@ -27,11 +27,11 @@ def _dot(t: Thread, ins: Instruction) -> None:
     m.done(4)
     if {first, second} - {"u32", "s32"}:
         raise rejected(ins, "its types are .u32 and .s32")
-    a = _elements(t, ins.operands[1], first, 8 if four else 16)
-    b = _elements(t, ins.operands[2], second, 8)
+    a = _elements(thread, ins.operands[1], first, 8 if four else 16)
+    b = _elements(thread, ins.operands[2], second, 8)
     if part == "hi":
         b = b[2:]
-    result = read(t, ins.operands[3], "b32")
+    result = read(thread, ins.operands[3], "b32")
     for x, y in zip(a, b, strict=False):  # dp2a uses two of the four bytes
         result = result + x * y
-    write(t, ins.operands[0], "s32" if "s32" in (first, second) else "u32", result)
+    write(thread, ins.operands[0], "s32" if "s32" in (first, second) else "u32", result)

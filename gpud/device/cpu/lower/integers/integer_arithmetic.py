@@ -31,14 +31,14 @@ def join_halves(low: Value, high: Value) -> Value:
 
 
 @lowering("add", "sub", types=f"{INTEGERS} {_PACKED}")
-def _add_sub(t: Thread, ins: Instruction) -> None:
+def _add_sub(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     saturate, carry, type_ = m.flag("sat"), m.flag("cc"), m.type()
     m.done(3)
     base = ins.opcode.base
     if (saturate and (carry or type_ != "s32")) or (carry and "16" in type_):
         raise rejected(ins, f".{type_} has no such modifier")
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
 
     def one(a: Value, b: Value) -> Value:
         if saturate:
@@ -52,32 +52,32 @@ def _add_sub(t: Thread, ins: Instruction) -> None:
         result = one(a, b)
     if carry:
         out = result.compare("ult", a) if base == "add" else a.compare("uge", b)
-        t.write_carry(out.text)
-    write(t, ins.operands[0], type_, result)
+        thread.write_carry(out.text)
+    write(thread, ins.operands[0], type_, result)
 
 
-def _carry_in(t: Thread, like: Value) -> Value:
-    return Value(t.e, "i1", t.read_carry()).zext(like.type)
+def _carry_in(thread: Thread, like: Value) -> Value:
+    return Value(thread.emitter, "i1", thread.read_carry()).zext(like.type)
 
 
-def _add_with_carry(t: Thread, a: Value, b: Value, *, carry_out: bool) -> Value:
+def _add_with_carry(thread: Thread, a: Value, b: Value, *, carry_out: bool) -> Value:
     """The sum a + b + CC.CF; its two partial sums cannot both overflow."""
     partial = a + b
-    result = partial + _carry_in(t, a)
+    result = partial + _carry_in(thread, a)
     if carry_out:
-        t.write_carry((partial.compare("ult", a) | result.compare("ult", partial)).text)
+        thread.write_carry((partial.compare("ult", a) | result.compare("ult", partial)).text)
     return result
 
 
 @lowering("addc", "subc", types="u32 s32 u64 s64")
-def _add_sub_carry(t: Thread, ins: Instruction) -> None:
+def _add_sub_carry(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     carry_out, type_ = m.flag("cc"), m.type()
     m.done(3)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     term = b if ins.opcode.base == "addc" else ~b
-    result = _add_with_carry(t, a, term, carry_out=carry_out)
-    write(t, ins.operands[0], type_, result)
+    result = _add_with_carry(thread, a, term, carry_out=carry_out)
+    write(thread, ins.operands[0], type_, result)
 
 
 # -- products
@@ -106,30 +106,30 @@ def _product_24(a: Value, b: Value, type_: str, part: str) -> Value:
 
 
 @lowering("mul", types=INTEGERS)
-def _mul(t: Thread, ins: Instruction) -> None:
+def _mul(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     part, type_ = m.require("lo", "hi", "wide"), m.type()
     m.done(3)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     result = _product(a, b, type_, part)
     if part == "wide":
         if type_[1:] == "64":
             raise rejected(ins, "mul.wide of 64-bit integers does not exist")
         type_ = type_[0] + _WIDER[type_[1:]]
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
 @lowering("mul24", types="u32 s32")
-def _mul24(t: Thread, ins: Instruction) -> None:
+def _mul24(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     part, type_ = m.require("lo", "hi"), m.type()
     m.done(3)
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
-    write(t, ins.operands[0], type_, _product_24(a, b, type_, part))
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
+    write(thread, ins.operands[0], type_, _product_24(a, b, type_, part))
 
 
 @lowering("mad", "madc", "mad24", types=INTEGERS)
-def _mad(t: Thread, ins: Instruction) -> None:
+def _mad(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     base = ins.opcode.base
     part = m.require("lo", "hi", "wide")
@@ -137,7 +137,7 @@ def _mad(t: Thread, ins: Instruction) -> None:
     m.done(4)
     if saturate and (part, type_) != ("hi", "s32"):
         raise rejected(ins, "only .hi.s32 saturates")
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
     if base == "mad24":
         product = _product_24(a, b, type_, part)
     else:
@@ -146,38 +146,38 @@ def _mad(t: Thread, ins: Instruction) -> None:
         if type_[1:] == "64" or base != "mad":
             raise rejected(ins, "there is no wide form of this type")
         type_ = type_[0] + _WIDER[type_[1:]]
-    c = read(t, ins.operands[3], type_)
+    c = read(thread, ins.operands[3], type_)
     if saturate:
         result = intrinsic("sadd.sat", product, c)
     elif base == "madc":
-        result = _add_with_carry(t, product, c, carry_out=carry)
+        result = _add_with_carry(thread, product, c, carry_out=carry)
     else:
         result = product + c
         if carry:
-            t.write_carry(result.compare("ult", c).text)
-    write(t, ins.operands[0], type_, result)
+            thread.write_carry(result.compare("ult", c).text)
+    write(thread, ins.operands[0], type_, result)
 
 
 # -- one operand, and sad
 
 
 @lowering("abs", "neg", types="s16 s32 s64")
-def _abs_neg(t: Thread, ins: Instruction) -> None:
+def _abs_neg(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(2)
-    a = read(t, ins.operands[1], type_)
-    write(t, ins.operands[0], type_, -a if ins.opcode.base == "neg" else a.unary("abs"))
+    a = read(thread, ins.operands[1], type_)
+    write(thread, ins.operands[0], type_, -a if ins.opcode.base == "neg" else a.unary("abs"))
 
 
 @lowering("min", "max", types=f"{INTEGERS} {_PACKED}")
-def _min_max(t: Thread, ins: Instruction) -> None:
+def _min_max(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     relu, type_ = m.flag("relu"), m.type()
     m.done(3)
     if relu and type_ not in ("s32", "s16x2"):
         raise rejected(ins, f".{type_} has no .relu")
-    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
 
     def one(a: Value, b: Value) -> Value:
         result = intrinsic(f"{type_[0]}{ins.opcode.base}", a, b)
@@ -188,14 +188,14 @@ def _min_max(t: Thread, ins: Instruction) -> None:
         result = join_halves(*(one(x, y) for x, y in pairs))
     else:
         result = one(a, b)
-    write(t, ins.operands[0], type_, result)
+    write(thread, ins.operands[0], type_, result)
 
 
 @lowering("sad", types=INTEGERS)
-def _sad(t: Thread, ins: Instruction) -> None:
+def _sad(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     type_ = m.type()
     m.done(4)
-    a, b, c = (read(t, operand, type_) for operand in ins.operands[1:])
+    a, b, c = (read(thread, operand, type_) for operand in ins.operands[1:])
     less = a.compare("slt" if type_[0] == "s" else "ult", b)
-    write(t, ins.operands[0], type_, c + less.select(b - a, a - b))
+    write(thread, ins.operands[0], type_, c + less.select(b - a, a - b))

@@ -48,9 +48,9 @@ class _Selected:
     def shift(self) -> int:
         return int(self.indices or 0) * (self.bits % 32)
 
-    def extended(self, t: Thread, type_: str) -> Value:
+    def extended(self, thread: Thread, type_: str) -> Value:
         """The selected part as i64, sign- or zero-extended by the type."""
-        part = (read(t, self.operand, "b32") >> self.shift).trunc(f"i{self.bits}")
+        part = (read(thread, self.operand, "b32") >> self.shift).trunc(f"i{self.bits}")
         return part.sext("i64") if type_[0] == "s" else part.zext("i64")
 
 
@@ -83,7 +83,7 @@ def _operate(base: str, a: Value, b: Value) -> Value:
 
 
 def _finish(
-    t: Thread,
+    thread: Thread,
     ins: Instruction,
     result: Value,
     *,
@@ -99,7 +99,7 @@ def _finish(
     if second or target.kind:
         if len(ins.operands) != 4:
             raise rejected(ins, "it needs an operand c")
-        c = read(t, ins.operands[3], "b32")
+        c = read(thread, ins.operands[3], "b32")
         if second == "add":
             value = value + c
         elif second:
@@ -111,25 +111,25 @@ def _finish(
             value = ((value << target.shift) & mask) | (c & ~mask)
     elif len(ins.operands) != 3:
         raise rejected(ins, "operand c needs .add, .min, .max or a selected destination")
-    write(t, target.operand, "b32", value)
+    write(thread, target.operand, "b32", value)
 
 
 @lowering("vadd", "vsub", "vabsdiff", "vmin", "vmax")
-def _scalar(t: Thread, ins: Instruction) -> None:
+def _scalar(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     sat, second = m.flag("sat"), m.choice("add", "min", "max")
     b_type, a_type, type_ = m.type(), m.type(), m.type()
     m.done()
     a, b = (
-        _Selected.parse(ins, operand).extended(t, kind)
+        _Selected.parse(ins, operand).extended(thread, kind)
         for operand, kind in zip(ins.operands[1:3], (a_type, b_type), strict=True)
     )
     result = _operate(ins.opcode.base[1:], a, b)
-    _finish(t, ins, result, signed=type_[0] == "s", sat=sat, second=second)
+    _finish(thread, ins, result, signed=type_[0] == "s", sat=sat, second=second)
 
 
 @lowering("vshl", "vshr")
-def _scalar_shift(t: Thread, ins: Instruction) -> None:
+def _scalar_shift(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     sat, mode = m.flag("sat"), m.require("clamp", "wrap")
     second = m.choice("add", "min", "max")
@@ -137,24 +137,24 @@ def _scalar_shift(t: Thread, ins: Instruction) -> None:
     m.done()
     if b_type != "u32":
         raise rejected(ins, "the shift count must be .u32")
-    value = _Selected.parse(ins, ins.operands[1]).extended(t, a_type).sext("i128")
-    count = _Selected.parse(ins, ins.operands[2]).extended(t, "u32")
+    value = _Selected.parse(ins, ins.operands[1]).extended(thread, a_type).sext("i128")
+    count = _Selected.parse(ins, ins.operands[2]).extended(thread, "u32")
     count = (count.min_u(32) if mode == "clamp" else count & 31).zext("i128")
     result = value << count if ins.opcode.base == "vshl" else value.sar(count)
-    _finish(t, ins, result, signed=type_[0] == "s", sat=sat, second=second)
+    _finish(thread, ins, result, signed=type_[0] == "s", sat=sat, second=second)
 
 
 @lowering("vset")
-def _scalar_set(t: Thread, ins: Instruction) -> None:
+def _scalar_set(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     comparison = m.require(*_COMPARISONS)
     second = m.choice("add", "min", "max")
     b_type, a_type = m.type(), m.type()
     m.done()
-    a = _Selected.parse(ins, ins.operands[1]).extended(t, a_type)
-    b = _Selected.parse(ins, ins.operands[2]).extended(t, b_type)
+    a = _Selected.parse(ins, ins.operands[1]).extended(thread, a_type)
+    b = _Selected.parse(ins, ins.operands[2]).extended(thread, b_type)
     result = _holds(comparison, a, b).zext("i64")
-    _finish(t, ins, result, signed=False, sat=False, second=second)
+    _finish(thread, ins, result, signed=False, sat=False, second=second)
 
 
 def _holds(comparison: str, a: Value, b: Value) -> Value:
@@ -162,7 +162,7 @@ def _holds(comparison: str, a: Value, b: Value) -> Value:
 
 
 @lowering("vmad")
-def _scalar_mad(t: Thread, ins: Instruction) -> None:
+def _scalar_mad(thread: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     plus_one, sat = m.flag("po"), m.flag("sat")
     shift = int(m.choice("shr7", "shr15", default="shr0")[3:])
@@ -173,8 +173,8 @@ def _scalar_mad(t: Thread, ins: Instruction) -> None:
     if plus_one and (negative or c.negative):
         raise rejected(ins, ".po allows no negated operand")
     signed = "s" in (a_type[0], b_type[0]) or negative or c.negative
-    product = a.extended(t, a_type).sext("i128") * b.extended(t, b_type).sext("i128")
-    addend = read(t, c.operand, "b32")
+    product = a.extended(thread, a_type).sext("i128") * b.extended(thread, b_type).sext("i128")
+    addend = read(thread, c.operand, "b32")
     if negative:
         product = -product
     elif c.negative:
@@ -184,13 +184,13 @@ def _scalar_mad(t: Thread, ins: Instruction) -> None:
     result = total.sar(shift) if signed else total >> shift
     if sat:
         result = _clamp(result, signed=signed, bits=32)
-    write(t, ins.operands[0], type_, result.trunc("i32"))
+    write(thread, ins.operands[0], type_, result.trunc("i32"))
 
 
 # -- SIMD
 
 
-def _parts(t: Thread, ins: Instruction, count: int, position: int, type_: str) -> list[Value]:
+def _parts(thread: Thread, ins: Instruction, count: int, position: int, type_: str) -> list[Value]:
     """The ``count`` selected parts of operand a (position 1) or b (2) as i64.
 
     The selector's digits, highest part first, number the parts of a and then those of b.
@@ -202,7 +202,7 @@ def _parts(t: Thread, ins: Instruction, count: int, position: int, type_: str) -
     indices = [int(digit) for digit in reversed(selected.indices)] or list(default)
     if len(indices) != count or max(indices) >= 2 * count:
         raise rejected(ins, "a selector has the wrong length")
-    values = [read(t, operand.operand, "b32") for operand in (first, second)]
+    values = [read(thread, operand.operand, "b32") for operand in (first, second)]
     result = []
     for index in indices:
         source, part = divmod(index, count)
@@ -215,7 +215,7 @@ _SIMD = ("add", "sub", "avrg", "absdiff", "min", "max", "set")
 
 
 @lowering(*(f"v{base}{count}" for base in _SIMD for count in (2, 4)))
-def _simd(t: Thread, ins: Instruction) -> None:
+def _simd(thread: Thread, ins: Instruction) -> None:
     base, count = ins.opcode.base[1:-1], int(ins.opcode.base[-1])
     bits = 32 // count
     m = Modifiers(ins)
@@ -226,9 +226,11 @@ def _simd(t: Thread, ins: Instruction) -> None:
     m.done(4)
     target = _Selected.parse(ins, ins.operands[0])
     mask = {int(digit) for digit in target.indices} if target.kind else set(range(count))
-    c = read(t, ins.operands[3], "b32")
-    result = c if accumulate else constant(t.e, "i32", 0)
-    pairs = zip(_parts(t, ins, count, 1, a_type), _parts(t, ins, count, 2, b_type), strict=True)
+    c = read(thread, ins.operands[3], "b32")
+    result = c if accumulate else constant(thread.emitter, "i32", 0)
+    pairs = zip(
+        _parts(thread, ins, count, 1, a_type), _parts(thread, ins, count, 2, b_type), strict=True
+    )
     for index, (a, b) in enumerate(pairs):
         if index not in mask:
             kept = ((1 << bits) - 1) << (index * bits)
@@ -242,4 +244,4 @@ def _simd(t: Thread, ins: Instruction) -> None:
             result = result + part
         else:
             result = result | ((part & ((1 << bits) - 1)) << (index * bits))
-    write(t, target.operand, "b32", result)
+    write(thread, target.operand, "b32", result)
