@@ -49,7 +49,7 @@ _ROOM = 0.9  # an eviction goes down to this share of the limit, so that not eve
 
 
 def cache_key(parts: Iterable[str | bytes | int | None]) -> bytes:
-    """Returns the key for ``parts``; different sequences give different keys."""
+    """Return the key for ``parts``; different sequences give different keys."""
     state = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
@@ -59,7 +59,7 @@ def cache_key(parts: Iterable[str | bytes | int | None]) -> bytes:
 
 
 def default_folder() -> Path:
-    """Returns ``$XDG_CACHE_HOME/gpud``, by default ``~/.cache/gpud``."""
+    """Return ``$XDG_CACHE_HOME/gpud``, by default ``~/.cache/gpud``."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore relative paths.
     base = Path(home) if home.startswith("/") else Path.home() / ".cache"
@@ -81,7 +81,7 @@ class Cache:
         self._at: int | None = None  # descriptor of the open folder
 
     def get(self, key: bytes) -> bytes | memoryview | None:
-        """Returns the payload stored under ``key``, None if there is no valid entry."""
+        """Return the payload stored under ``key``, None if there is no valid entry."""
         if not self._is_usable():
             return None
         name = _name(key)
@@ -102,7 +102,7 @@ class Cache:
         return payload
 
     def _read(self, name: str) -> bytes:
-        """The bytes of an entry; empty if the file is not our own."""
+        """Return the bytes of an entry; empty if the file is not our own."""
         try:
             descriptor = os.open(
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._at
@@ -115,7 +115,7 @@ class Cache:
             return file.read() if _is_own_file(os.fstat(descriptor)) else b""
 
     def put(self, key: bytes, payload: bytes) -> None:
-        """Stores ``payload`` under ``key``. Raises nothing if the folder cannot be used."""
+        """Store ``payload`` under ``key``. Raises nothing if the folder cannot be used."""
         if not self._is_usable():
             return
         entry = _MAGIC + key + _digest(key, payload) + payload
@@ -140,13 +140,13 @@ class Cache:
             self._disable(f"cannot write to {self.folder}: {error}")
 
     def remove(self, key: bytes) -> None:
-        """Removes the entry of ``key``, if there is one."""
+        """Remove the entry of ``key``, if there is one."""
         if self._is_usable():
             with suppress(OSError):
                 os.unlink(_name(key), dir_fd=self._at)
 
     def clear(self) -> None:
-        """Removes all entries."""
+        """Remove all entries."""
         if self._is_usable():
             with suppress(OSError):
                 for name in os.listdir(self._at):  # noqa: PTH208
@@ -159,7 +159,7 @@ class Cache:
                 os.close(self._at)
 
     def _is_usable(self) -> bool:
-        """Creates and checks the folder, once."""
+        """Create and checks the folder, once."""
         if self._usable is None:
             self._usable = True
             try:
@@ -181,7 +181,7 @@ class Cache:
         self._usable = False
 
     def _evict(self) -> None:
-        """Removes the least recently used entries above the limit, and files of dead writers."""
+        """Remove the least recently used entries above the limit, and files of dead writers."""
         assert self._at is not None
         entries: list[tuple[int, int, str]] = []
         temporary: list[tuple[int, str]] = []
@@ -213,7 +213,7 @@ def _name(key: bytes) -> str:
 
 
 def _is_own_file(about: os.stat_result) -> bool:
-    """Whether no other user can have written the file, or can write it."""
+    """Return whether no other user can have written the file, or can write it."""
     return (
         stat.S_ISREG(about.st_mode)
         and about.st_uid == os.geteuid()
@@ -229,7 +229,7 @@ def _digest(key: bytes, payload: bytes | memoryview) -> bytes:
 
 
 def _checked(data: bytes, key: bytes) -> memoryview | None:
-    """The payload if ``data`` is a complete and undamaged entry of ``key``, else None."""
+    """Return the payload if ``data`` is a complete and undamaged entry of ``key``, else None."""
     head = data[:_HEAD_BYTES]
     payload = memoryview(data)[_HEAD_BYTES:]
     return payload if head == _MAGIC + key + _digest(key, payload) else None

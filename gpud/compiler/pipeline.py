@@ -86,7 +86,7 @@ def compile_program(
     cache: Cache | None = None,
     dump: Path | None = None,
 ) -> Program:
-    """Compiles and rewrites ``source``. Blocks: 10 to 100 ms for CUDA C++, under 1 ms if cached.
+    """Compile and rewrites ``source``. Blocks: 10 to 100 ms for CUDA C++, under 1 ms if cached.
 
     Args:
         source: CUDA C++, or PTX: text whose first word starts with a dot.
@@ -124,7 +124,7 @@ def compile_program(
 def compile_request(
     request: Request, *, cache: Cache | None = None, dump: Path | None = None
 ) -> Program:
-    """`compile_program` for a `Request`."""
+    """Compile and rewrite a `Request` as `compile_program` does."""
     if not request.source or request.source.isspace():
         raise EmptySource
     if request.form is not None and request.form not in _FORCIBLE:
@@ -147,7 +147,7 @@ def compile_request(
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pauses garbage collection: trees have no cycles, and on large ones it is 1/3 of the work."""
+    """Pause garbage collection: trees have no cycles, and on large ones it is 1/3 of the work."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -177,7 +177,7 @@ class Compilation:
         self.lowered_names: dict[str, str] = {}
 
     def program(self) -> Program:
-        """Runs all stages; raises as `compile_program` does."""
+        """Run all stages; raises as `compile_program` does."""
         with self._reproducible():
             request = self.request
             self._write("source", "ptx" if request.is_ptx else "cu", request.source)
@@ -266,7 +266,7 @@ class Compilation:
             return replace(natural, form=Form.REJECTED, why=(why, *natural.why), legal=())
 
     def _killable(self, flat: Module, decisions: dict[str, Decision]) -> frozenset[str]:
-        """The names of the kernels that get variants with kill polls."""
+        """Return the names of the kernels that get variants with kill polls."""
         if not self.request.kill:
             return frozenset()
         accepted = [name for name, one in decisions.items() if one.form is not Form.REJECTED]
@@ -298,7 +298,7 @@ class Compilation:
             self._write(stage, "ptx", print_module(module))
 
     def _write(self, stage: str, ending: str, text: str) -> None:
-        """Writes a stage's result to the dump; file names sort in the order of the stages."""
+        """Write a stage's result to the dump; file names sort in the order of the stages."""
         if self.dump is None:
             return
         self.dump.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ class Compilation:
 
     @contextmanager
     def _reproducible(self) -> Iterator[None]:
-        """Turns unexpected exceptions into `InternalError`, and writes a reproducer."""
+        """Turn unexpected exceptions into `InternalError`, and writes a reproducer."""
         try:
             yield
         except GpudError as error:
@@ -344,7 +344,7 @@ class Compilation:
 
 
 def _without_rejected(flat: Module, accepted: list[str]) -> Module:
-    """``flat`` without rejected kernels, and without functions that only they could reach."""
+    """Return ``flat`` without rejected kernels and the functions that only they could reach."""
     found = call_graph(flat)
     kept = {uses.function.name for uses in found.closure(*accepted, *found.addressed)}
     items = [
@@ -356,7 +356,7 @@ def _without_rejected(flat: Module, accepted: list[str]) -> Module:
 
 
 def _with_variants(decisions: dict[str, Decision], killable: frozenset[str]) -> dict[str, Decision]:
-    """``decisions``, and a decision for each variant.
+    """Return ``decisions``, and a decision for each variant.
 
     A kernel whose persistent form is not legal for some block shapes gets a variant in sliced form;
     a ``killable`` kernel and its sliced variant each get a variant with kill polls. All are entries

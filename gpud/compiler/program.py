@@ -134,7 +134,7 @@ class KernelInfo:
         return None if block is None else prod(block)
 
     def check_block(self, block: tuple[int, int, int]) -> None:
-        """Checks that the kernel's declared limits allow blocks of x, y, z threads.
+        """Check that the kernel's declared limits allow blocks of x, y, z threads.
 
         Raises:
             LaunchConfigError: They do not; a GPU would refuse the launch.
@@ -149,13 +149,13 @@ class KernelInfo:
             raise LaunchConfigError("block", block, f"{problem} {hint}", limit=most)
 
     def form_for(self, block: tuple[int, int, int]) -> Form:
-        """The form for a launch with blocks of x, y, z threads."""
+        """Return the form for a launch with blocks of x, y, z threads."""
         if self.form is Form.PERSISTENT and not holds(self.shape, block):
             return Form.SLICED
         return self.form
 
     def entry_for(self, block: tuple[int, int, int], *, killable: bool = False) -> str:
-        """The entry of the rewritten PTX for a launch with blocks of x, y, z threads.
+        """Return the entry of the rewritten PTX for a launch with blocks of x, y, z threads.
 
         Args:
             block: Threads of a block in x, y, z.
@@ -191,7 +191,7 @@ class Program:
     sites: tuple[Site, ...] = ()
 
     def kernel(self, name: str) -> KernelInfo:
-        """Returns the kernel with a name expression or PTX name.
+        """Return the kernel with a name expression or PTX name.
 
         Raises:
             KernelNotFound: There is none.
@@ -205,7 +205,7 @@ class Program:
         return found
 
     def encode(self) -> bytes:
-        """Returns the program as bytes, for `decode`."""
+        """Return the program as bytes, for `decode`."""
         meta = {
             "kernels": [asdict(kernel) for kernel in self.kernels.values()],
             "lowered_names": self.lowered_names,
@@ -221,7 +221,7 @@ class Program:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Program:
-        """Returns the program that `encode` wrote.
+        """Return the program that `encode` wrote.
 
         Raises:
             ValueError: ``data`` is not an encoded program.
@@ -252,7 +252,7 @@ class Program:
 
 
 def rejection(kernel: KernelInfo) -> KernelRejected:
-    """Returns the error to raise for a rejected kernel."""
+    """Return the error to raise for a rejected kernel."""
     first = kernel.why[0]
     message = f"kernel {kernel.name!r} {first.text}"
     return KernelRejected(first.code, message, first.instruction, first.line)
@@ -266,7 +266,7 @@ def kernel_info(
     *,
     killable: bool = False,
 ) -> KernelInfo:
-    """Describes a kernel of a flat module, before rewriting.
+    """Describe a kernel of a flat module, before rewriting.
 
     Args:
         module: The flat module.
@@ -296,12 +296,12 @@ def kernel_info(
 
 
 def has_sliced_variant(decision: Decision) -> bool:
-    """Whether the kernel also gets a variant in sliced form, for some block shapes."""
+    """Return whether the kernel also gets a variant in sliced form, for some block shapes."""
     return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
 
 
 def symbols_of(module: Module) -> dict[str, SymbolInfo]:
-    """The variables of ``module`` that the host can access, by name, without gpud's own."""
+    """Return the variables of ``module`` that the host can access, by name, without gpud's own."""
     found: dict[str, SymbolInfo] = {}
     for item in module.items:
         if type(item) is Variable and item.space in ("global", "const"):
@@ -313,7 +313,7 @@ def symbols_of(module: Module) -> dict[str, SymbolInfo]:
 
 
 def _shared(module: Module, entry: Function) -> Iterable[Variable]:
-    """Static shared variables: the module's, and those that the entry declares."""
+    """Return the static shared variables: the module's, and those that the entry declares."""
     for items in (module.items, declarations(entry.body or ())):
         for item in items:
             if type(item) is Variable and item.space == "shared" and item.linkage != "extern":
@@ -341,7 +341,7 @@ def _parameters(parameters: Iterable[Parameter]) -> tuple[ParameterInfo, ...]:
 
 
 def _extents(entry: Function, directive: str) -> tuple[int, int, int] | None:
-    """The three extents of ``.maxntid`` or ``.reqntid``; absent ones are 1."""
+    """Return the three extents of ``.maxntid`` or ``.reqntid``; absent ones are 1."""
     for text in entry.attributes:
         word, _, rest = text.partition(" ")
         if word == directive:
@@ -351,7 +351,7 @@ def _extents(entry: Function, directive: str) -> tuple[int, int, int] | None:
 
 
 def _kernel(plain: dict[str, Any]) -> KernelInfo:
-    """A kernel from decoded JSON; malformed data raises `ValueError`, `KeyError` or `TypeError`."""
+    """Build a kernel from JSON; raise `ValueError`, `KeyError` or `TypeError` if malformed."""
     extents = {
         key: None if plain[key] is None else tuple(plain[key])
         for key in ("max_block", "required_block")

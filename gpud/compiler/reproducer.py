@@ -25,7 +25,7 @@ _FILE = "reproducer.json"
 def write_reproducer(
     folder: Path, request: Request, stage: str, error: BaseException, versions: dict[str, str]
 ) -> Path:
-    """Writes ``source.*`` and ``reproducer.json`` to ``folder``; returns the latter's path.
+    """Write ``source.*`` and ``reproducer.json`` to ``folder``; return the latter's path.
 
     Raises:
         OSError: The folder cannot be written.
@@ -48,7 +48,7 @@ def write_reproducer(
 
 
 def load_request(folder: Path) -> Request:
-    """Reads the request of a reproducer.
+    """Read the request of a reproducer.
 
     Raises:
         OSError, ValueError, KeyError: The folder holds none.
@@ -62,7 +62,7 @@ def load_request(folder: Path) -> Request:
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles the reproducer in the folder ``arguments[0]`` again; returns 1 if it fails."""
+    """Compile the reproducer in the folder ``arguments[0]`` again; return 1 if it fails."""
     from gpud.compiler.pipeline import compile_request
     from gpud.errors import GpudError
 

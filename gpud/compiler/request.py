@@ -29,6 +29,6 @@ class Request:
 
 
 def is_ptx(source: str) -> bool:
-    """Whether ``source`` is PTX: its first word starts with a dot, which C++'s cannot."""
+    """Return whether ``source`` is PTX: its first word starts with a dot, which C++'s cannot."""
     blank = BLANK.match(source)
     return source.startswith(".", blank.end() if blank else 0)

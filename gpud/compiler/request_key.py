@@ -29,7 +29,7 @@ _HEADER = re.compile(r"\s*(?:<([^<>\n]+)>|\"([^\"\n]+)\")")
 
 
 def request_key(request: Request) -> bytes | None:
-    """Returns the key under which the result of ``request`` is cached; None if it must not be."""
+    """Return the key under which the result of ``request`` is cached; None if it must not be."""
     toolkit: tuple[str | int | None, ...] = ()
     if not request.is_ptx:
         if not _headers_are_known(request):
@@ -57,7 +57,7 @@ def request_key(request: Request) -> bytes | None:
 
 
 def versions(request: Request) -> dict[str, str]:
-    """Returns the versions that a result depends on, for reproducers."""
+    """Return the versions that a result depends on, for reproducers."""
     found = {"rewriter": rewriter_version()[:16]}
     if not request.is_ptx:
         try:
@@ -69,7 +69,7 @@ def versions(request: Request) -> dict[str, str]:
 
 @cache
 def rewriter_version() -> str:
-    """Returns a hash of the compiler's own source, so that changed passes use no old results."""
+    """Return a hash of the compiler's own source, so that changed passes use no old results."""
     state = hashlib.sha256()
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):
@@ -80,7 +80,7 @@ def rewriter_version() -> str:
 
 @cache
 def _header_folders(major: int) -> tuple[str | int, ...]:
-    """The folders of the CUDA headers, each with its modification time."""
+    """Return the folders of the CUDA headers, each with its modification time."""
     found: list[str | int] = []
     for folder in cuda_include_paths(major):
         found += [folder, Path(folder).stat().st_mtime_ns]
@@ -88,7 +88,7 @@ def _header_folders(major: int) -> tuple[str | int, ...]:
 
 
 def _headers_are_known(request: Request) -> bool:
-    """Whether ``request`` can include headers of the CUDA toolkit only."""
+    """Return whether ``request`` can include headers of the CUDA toolkit only."""
     if any(_INCLUDE_OPTION.match(option) for option in request.options):
         return False
     for directive in _DIRECTIVE.finditer(request.source):

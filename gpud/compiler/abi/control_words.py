@@ -255,7 +255,7 @@ ONE_AT_A_TIME: Final = Claims()
 def job_record(
     grid: tuple[int, int, int], claims: Claims = ONE_AT_A_TIME, *, output: int = 0
 ) -> bytes:
-    """Encodes the job record of a new job, nothing claimed and nothing done: `JOB_BYTES` bytes.
+    """Encode the job record of a new job, nothing claimed and nothing done: `JOB_BYTES` bytes.
 
     Args:
         grid: task blocks in x, y, z.
@@ -277,17 +277,17 @@ def job_record(
 
 
 def launch_bytes(blocks: int) -> int:
-    """The size of a launch record for ``blocks`` persistent blocks, 0 in other forms."""
+    """Return the size of a launch record for ``blocks`` persistent blocks, 0 in other forms."""
     return ORDERS + ORDER_BYTES * -(-blocks // BLOCKS_A_PAIR)
 
 
 def status_bytes(blocks: int) -> int:
-    """The size of a status record for ``blocks`` persistent blocks, a multiple of 8."""
+    """Return the size of a status record for ``blocks`` persistent blocks, a multiple of 8."""
     return -(-(SM + 2 * blocks) // 8) * 8
 
 
 def launch_record(job: int, status: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:
-    """Encodes a launch record, `launch_bytes` long, that tells no block to release.
+    """Encode a launch record, `launch_bytes` long, that tells no block to release.
 
     Args:
         job: device address of the job record.
@@ -304,7 +304,7 @@ def launch_record(job: int, status: int, blocks: int, *, base: int = 0, named: i
 
 
 def status_record(blocks: int) -> bytes:
-    """Encodes the status record, `status_bytes` long, of a launch that has not begun.
+    """Encode the status record, `status_bytes` long, of a launch that has not begun.
 
     Args:
         blocks: persistent blocks; 0 in other forms.
@@ -313,7 +313,7 @@ def status_record(blocks: int) -> bytes:
 
 
 def named_at(job: int, named: int) -> int:
-    """The value of ``named`` in a launch record, from the addresses of job record and bitmap.
+    """Return a launch record's ``named``, from the addresses of job record and bitmap.
 
     Args:
         job: device address of the job record.
@@ -330,7 +330,7 @@ def named_at(job: int, named: int) -> int:
 
 
 def named_sms(sms: Iterable[int]) -> bytes:
-    """Encodes the bitmap that names ``sms``: `NAMED_BYTES` bytes.
+    """Encode the bitmap that names ``sms``: `NAMED_BYTES` bytes.
 
     Raises:
         ValueError: a number is not in 0..`MOST_SMS` - 1.

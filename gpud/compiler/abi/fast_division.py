@@ -30,7 +30,7 @@ LARGEST: Final = 2**31 - 1
 
 
 def divider(divisor: int) -> tuple[int, int]:
-    """Computes (multiplier, shift) for `divide`; both fit 32 bits.
+    """Compute (multiplier, shift) for `divide`; both fit 32 bits.
 
     Raises:
         ValueError: ``divisor`` is not in 1..2**31 - 1.
@@ -42,13 +42,13 @@ def divider(divisor: int) -> tuple[int, int]:
 
 
 def divide(numerator: int, by: tuple[int, int]) -> int:
-    """The quotient of a numerator below 2**31 by a divider, as kernels compute it."""
+    """Return the quotient of a numerator below 2**31 by a divider, as kernels compute it."""
     multiplier, shift = by
     return ((numerator + numerator) * multiplier >> 32) >> shift
 
 
 def coordinates(task_block: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The x, y, z of a task block, as kernels compute them."""
+    """Return the x, y, z of a task block, as kernels compute them."""
     rows = divide(task_block, divider(grid[0]))
     z = divide(rows, divider(grid[1]))
     return task_block - rows * grid[0], rows - z * grid[1], z

@@ -100,7 +100,7 @@ class FaultRecord(NamedTuple):
 
 
 def fault_of(job: bytes | bytearray | memoryview) -> FaultRecord | None:
-    """Decodes the fault in a job record; None if there is none, or it is not complete yet.
+    """Decode the fault in a job record; None if there is none, or it is not complete yet.
 
     Args:
         job: `JOB_BYTES` bytes or more that begin with the job record.

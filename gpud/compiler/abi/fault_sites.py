@@ -80,7 +80,7 @@ class SiteTable:
         return tuple(self._sites)
 
     def add(self, function: str, instruction: Instruction) -> int:
-        """Returns the number of an instruction; ``function`` may be the name of a variant."""
+        """Return the number of an instruction; ``function`` may be the name of a variant."""
         name = kernel_of(function)
         text = print_instruction(instruction)
         key = (name, instruction.line, text)
@@ -94,7 +94,7 @@ class SiteTable:
     # -- helpers -------------------------------------------------------------------------------
 
     def _source(self, line: int) -> tuple[str | None, int | None]:
-        """The source file and line from which line ``line`` of the PTX was compiled."""
+        """Return the source file and line from which line ``line`` of the PTX was compiled."""
         lines, places = self._locations
         at = bisect_right(lines, line) - 1
         if not line or at < 0:

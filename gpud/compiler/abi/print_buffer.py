@@ -107,17 +107,17 @@ class PrintCall(NamedTuple):
 
 
 def output_record(buffer: int, size: int) -> bytes:
-    """Encodes the output record of a new run, for a buffer that is all zero."""
+    """Encode the output record of a new run, for a buffer that is all zero."""
     return _RECORD.pack(buffer, size, BUFFER_HEAD_BYTES)
 
 
 def has_dropped(buffer: bytes) -> bool:
-    """Whether a call did not fit into the buffer."""
+    """Return whether a call did not fit into the buffer."""
     return any(buffer[:4])
 
 
 def calls(buffer: bytes, before: bytes) -> Iterator[PrintCall]:
-    """Decodes the calls in a buffer, up to the first that is not complete.
+    """Decode the calls in a buffer, up to the first that is not complete.
 
     Args:
         buffer: the bytes of the buffer.

@@ -91,30 +91,30 @@ _KILLABLE = "__gpud_killable"
 
 
 def sliced_variant(entry: str) -> str:
-    """The PTX name of a kernel's variant in sliced form."""
+    """Return the PTX name of a kernel's variant in sliced form."""
     return entry + _SLICED
 
 
 def killable_variant(entry: str) -> str:
-    """The PTX name of the variant with kill polls, of a kernel or of its variant in sliced form."""
+    """Return the PTX name of the variant with kill polls of a kernel or of its sliced variant."""
     return entry + _KILLABLE
 
 
 def is_killable(entry: str) -> bool:
-    """Whether ``entry`` is the name of a variant with kill polls."""
+    """Return whether ``entry`` is the name of a variant with kill polls."""
     return entry.endswith(_KILLABLE)
 
 
 def kernel_of(entry: str) -> str:
-    """The PTX name of the kernel that an entry of the rewritten program belongs to."""
+    """Return the PTX name of the kernel that an entry of the rewritten program belongs to."""
     return entry.removesuffix(_KILLABLE).removesuffix(_SLICED)
 
 
 def slots_of(control: str) -> str:
-    """The name of a persistent loop's claim slots, from the name of its hidden parameter."""
+    """Return the name of a persistent loop's claim slots, from the name of its hidden parameter."""
     return control.removesuffix(CONTROL) + _SLOTS
 
 
 def is_slots(variable: str) -> bool:
-    """Whether a variable is a persistent loop's claim slots; no user variable has such a name."""
+    """Return whether a variable is a persistent loop's claim slots, to judge by its name."""
     return variable.startswith(LOOP) and variable.endswith(_SLOTS)

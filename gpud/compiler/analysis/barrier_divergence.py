@@ -82,12 +82,12 @@ class DivergenceHazards:
     shape: Shape
 
     def first(self, kind: SyncKind) -> DivergenceHazard | None:
-        """The first hazard of a kind."""
+        """Return the first hazard of a kind."""
         return next((hazard for hazard in self.found if hazard.kind is kind), None)
 
 
 def find_divergence_hazards(call_graph: CallGraph, entry: str) -> DivergenceHazards:
-    """The hazards in ``entry`` and in all functions that it can reach."""
+    """Return the hazards in ``entry`` and in all functions that it can reach."""
     hazards = DivergenceHazards([], Shape.ANY)
     for uses in call_graph.closure(entry):
         if uses.bits & (BARRIER | COLLECTIVE | CALL):
@@ -104,7 +104,7 @@ def find_divergence_hazards(call_graph: CallGraph, entry: str) -> DivergenceHaza
 def _sync_kinds(
     ins: Instruction, uses: FunctionSummary, call_graph: CallGraph
 ) -> tuple[SyncKind, ...]:
-    """The kinds of synchronisation that ``ins`` performs, itself or in its callees."""
+    """Return the kinds of synchronisation that ``ins`` performs, itself or in its callees."""
     bits = flags(ins.opcode)
     if bits & BARRIER:
         full = full_barrier_id(call_graph.barrier(ins, uses)) is not None
@@ -168,7 +168,7 @@ def _add_hazards_of(
 
 
 def _mask_is_branch_ballot(ins: Instruction, branch: Instruction, uniformity: Uniformity) -> bool:
-    """Whether the mask of ``ins`` is the ballot of the condition of ``branch``.
+    """Return whether the mask of ``ins`` is the ballot of the condition of ``branch``.
 
     ``mask = __ballot_sync(~0, c); if (c) { ... __shfl_sync(mask, ...) }``. The direction of the
     branch need not be checked: a lane may not run a collective whose mask does not name it.

@@ -11,14 +11,14 @@ _BARRIER_IDS = 16
 
 
 def full_barrier_id(parts: Barrier) -> int | None:
-    """The number of a full-block ``sync`` barrier if it is a constant; ``None`` for any other."""
+    """Return the constant number of a full-block ``sync`` barrier; ``None`` for any other."""
     if parts.action == "sync" and parts.count is None:
         return parts.constant_id
     return None
 
 
 def loop_barrier_id(call_graph: CallGraph, entry: str, *, share_full: bool = False) -> int | None:
-    """The lowest barrier number that ``entry`` and its callees certainly do not use.
+    """Return the lowest barrier number that ``entry`` and its callees certainly do not use.
 
     With ``share_full`` the numbers of full-block barriers count as free: exit-aware barriers all
     use the loop's number.

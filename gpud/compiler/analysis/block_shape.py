@@ -24,7 +24,7 @@ class Shape(IntFlag):
 
 
 def holds(shape: Shape, block: tuple[int, int, int]) -> bool:
-    """Whether a block of x, y, z threads has ``shape``."""
+    """Return whether a block of x, y, z threads has ``shape``."""
     x, y, z = block
     whole = x % WARP_SIZE == 0
     if shape & Shape.WHOLE and not whole:

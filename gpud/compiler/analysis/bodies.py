@@ -12,12 +12,12 @@ __all__ = ["calls", "declarations", "ends_in_terminator"]
 
 
 def declarations(body: Iterable[Statement]) -> Iterable[Statement]:
-    """The statements before the first instruction of a flat body: all declarations are there."""
+    """Return the statements before a flat body's first instruction: all declarations are there."""
     return takewhile(lambda statement: type(statement) is not Instruction, body)
 
 
 def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:
-    """The calls of a flat body, each with its position."""
+    """Return the calls of a flat body, each with its position."""
     return [
         (at, statement)
         for at, statement in enumerate(body)
@@ -26,7 +26,7 @@ def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:
 
 
 def ends_in_terminator(body: Sequence[Statement]) -> bool:
-    """Whether control never falls off the end of ``body``."""
+    """Return whether control never falls off the end of ``body``."""
     last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
     if not isinstance(last, Instruction) or last.guard is not None:
         return False

@@ -153,7 +153,7 @@ class CallGraph:
         self._extended: list[FunctionSummary] = []
 
     def extend(self, function: Function, made: Function, new: FunctionSummary) -> Function:
-        """Records that a pass has made ``made`` of ``function``, so that it need not be summarised.
+        """Record that a pass has made ``made`` of ``function``, so that it need not be summarised.
 
         Args:
             function: One of the module's, with a body.
@@ -182,7 +182,7 @@ class CallGraph:
         return made
 
     def declared_names(self) -> Iterator[tuple[str, int]]:
-        """All names that the module declares, in functions too, each with its line."""
+        """Return all names that the module declares, in functions too, each with its line."""
         for item in self.module.items:
             if isinstance(item, Variable):
                 yield item.name, item.line
@@ -195,11 +195,11 @@ class CallGraph:
                     yield statement.name, statement.line
 
     def _summaries(self) -> dict[int, FunctionSummary]:
-        """The known summaries by the identity of their bodies."""
+        """Return the known summaries by the identity of their bodies."""
         return {id(uses.function.body): uses for uses in (*self.uses.values(), *self._extended)}
 
     def flow(self, name: str) -> ControlFlow:
-        """The control-flow graph of a function with a body, computed once."""
+        """Return the control-flow graph of a function with a body, computed once."""
         found = self._flows.get(name)
         if found is None:
             found = ControlFlow(self.functions[name], self._noreturn)
@@ -212,13 +212,13 @@ class CallGraph:
         return self._addressed
 
     def targets(self, uses: FunctionSummary) -> Iterable[str]:
-        """The functions that ``uses`` may call, directly or through pointers."""
+        """Return the functions that ``uses`` may call, directly or through pointers."""
         yield from uses.calls
         if uses.indirect is not None:
             yield from self._addressed
 
     def closure(self, *roots: str) -> list[FunctionSummary]:
-        """The functions with bodies that ``roots`` can reach, themselves included."""
+        """Return the functions with bodies that ``roots`` can reach, themselves included."""
         found: dict[str, FunctionSummary] = {}
         stack = [name for name in reversed(roots) if name in self.uses]
         while stack:
@@ -230,14 +230,14 @@ class CallGraph:
         return list(found.values())
 
     def call_closure(self, ins: Instruction) -> list[FunctionSummary]:
-        """The functions with bodies that the call ``ins`` can reach."""
+        """Return the functions with bodies that the call ``ins`` can reach."""
         target = callee(ins)
         if isinstance(target, Symbol):
             return self.closure(target.name)
         return self.closure(*self._addressed)
 
     def barrier(self, ins: Instruction, uses: FunctionSummary) -> Barrier:
-        """The parts of a barrier of ``uses``; a number in a constant register is resolved."""
+        """Return the parts of a barrier of ``uses``; resolve a number in a constant register."""
         parts = barrier(ins)
         if isinstance(parts.id, Register):
             if uses.definitions is None:
@@ -248,7 +248,7 @@ class CallGraph:
         return parts
 
     def externals(self, entry: str) -> dict[str, Instruction]:
-        """Called functions without a body that ``entry`` can reach, each with its first call."""
+        """Return the called functions without a body that ``entry`` can reach, with first calls."""
         found: dict[str, Instruction] = {}
         for uses in self.closure(entry):
             for name, ins in uses.calls.items():
@@ -267,7 +267,7 @@ _last: list[CallGraph] = []
 
 
 def call_graph(module: Module) -> CallGraph:
-    """The call graph of ``module``, whose functions are flat; that of the last module is cached.
+    """Return the call graph of ``module``, whose functions are flat; the last one is cached.
 
     Consecutive passes use the same module, or one of which most functions are the same.
     """
@@ -279,7 +279,7 @@ def call_graph(module: Module) -> CallGraph:
 
 
 def summarize(body: Iterable[Statement], function: Function = _NO_FUNCTION) -> FunctionSummary:
-    """What ``body``, all of that of ``function`` or some statements, uses."""
+    """Return what ``body``, all of that of ``function`` or some statements, uses."""
     uses = FunctionSummary(function)
     specials, bases, named, noted = uses.specials, uses.bases, uses.named, uses.noted
     opcodes = uses.opcodes
@@ -349,7 +349,7 @@ def _add_call(ins: Instruction, uses: FunctionSummary) -> None:
 
 
 def _named(value: InitialValue | None) -> dict[str, None]:
-    """The variables and functions that an initialiser names, in order."""
+    """Return the variables and functions that an initialiser names, in order."""
     found: dict[str, None] = {}
     stack = [value]
     while stack:

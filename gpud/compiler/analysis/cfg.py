@@ -191,7 +191,7 @@ class ControlFlow:
         return {s.name: s for s in body if isinstance(s, BranchTargets)}
 
     def table(self, ins: Instruction) -> tuple[int, ...]:
-        """The blocks that a ``brx.idx`` goes to, by index.
+        """Return the blocks that a ``brx.idx`` goes to, by index.
 
         Raises:
             ValueError: it names no ``.branchtargets`` of the function.
@@ -216,7 +216,7 @@ class ControlFlow:
         return frozenset(self.order)
 
     def reachable_from(self, start: Iterable[int], without: int | None = None) -> set[int]:
-        """The blocks (and the virtual exit) on paths from ``start`` that do not enter ``without``.
+        """Return the blocks (and virtual exit) that paths from ``start`` around ``without`` reach.
 
         The blocks of ``start`` are included unless they are ``without``.
         """
@@ -267,11 +267,11 @@ class ControlFlow:
         return parents
 
     def dominates(self, first: int, second: int) -> bool:
-        """Whether every path from the entry to ``second`` passes ``first`` (also if equal)."""
+        """Return whether each path from the entry to ``second`` passes ``first`` (or is it)."""
         return _above(self.dominators, first, second)
 
     def influence(self, block: int) -> set[int]:
-        """The blocks whose execution can depend on the direction of ``block``'s branch.
+        """Return the blocks whose execution can depend on the direction of ``block``'s branch.
 
         These are the blocks that its successors reach without passing its immediate post-dominator;
         ``block`` itself is among them if it is in a loop there. The virtual exit is not included.

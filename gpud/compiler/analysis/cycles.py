@@ -23,7 +23,7 @@ __all__ = ["has_cycle", "recursive", "retreating_edges"]
 
 
 def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
-    """The retreating edges (source, target), by source block."""
+    """Return the retreating edges (source, target), by source block."""
     number = {block: place for place, block in enumerate(flow.order)}
     return [
         (block, successor)
@@ -34,12 +34,12 @@ def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
 
 
 def has_cycle(call_graph: CallGraph, name: str) -> bool:
-    """Whether the control flow of the function ``name`` has a cycle."""
+    """Return whether the control flow of the function ``name`` has a cycle."""
     return call_graph.uses[name].may_cycle and bool(call_graph.flow(name).components)
 
 
 def recursive(call_graph: CallGraph) -> frozenset[str]:
-    """The functions that can call themselves by direct calls, also through others."""
+    """Return the functions that can call themselves by direct calls, also through others."""
     names = list(call_graph.uses)
     place = {name: number for number, name in enumerate(names)}
     calls = [

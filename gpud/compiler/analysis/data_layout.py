@@ -17,14 +17,14 @@ _NAMED = {"pred": 1, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "e4m3": 1, "
 
 
 def type_bytes(type_name: str) -> int:
-    """The bytes of a value of a fundamental or packed type; a predicate counts as 1."""
+    """Return the bytes of a value of a fundamental or packed type; a predicate counts as 1."""
     name = type_name.lstrip(".")
     digits = name.lstrip("busf")
     return _NAMED[name] if name in _NAMED else int(digits) // 8 if digits.isdecimal() else 8
 
 
 def size_and_align(declared: Variable | Parameter) -> tuple[int, int]:
-    """(size, alignment) of a variable or parameter; an array without length has size 0."""
+    """Return (size, alignment) of a variable or parameter; an array without length has size 0."""
     unit = type_bytes(declared.type)
     if isinstance(declared, Variable):
         unit *= _VECTOR[declared.vector.lstrip(".") if declared.vector else None]
@@ -33,7 +33,7 @@ def size_and_align(declared: Variable | Parameter) -> tuple[int, int]:
 
 
 def offsets(items: Iterable[Variable | Parameter]) -> tuple[list[int], int]:
-    """(the offset of each item, total bytes) of consecutive items, each aligned."""
+    """Return (the offset of each item, total bytes) of consecutive items, each aligned."""
     starts, end = [], 0
     for item in items:
         size, align = size_and_align(item)
@@ -43,5 +43,5 @@ def offsets(items: Iterable[Variable | Parameter]) -> tuple[list[int], int]:
 
 
 def layout_bytes(items: Iterable[Variable | Parameter]) -> int:
-    """The total bytes of consecutive ``items``, each aligned."""
+    """Return the total bytes of consecutive ``items``, each aligned."""
     return offsets(items)[1]

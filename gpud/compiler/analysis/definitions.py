@@ -48,11 +48,11 @@ class Definitions:
                 found[register.name] = ins if ins.guard is None else None
 
     def of(self, operand: Operand) -> Instruction | None:
-        """The only write of a register; ``None`` if there are several, or it is predicated."""
+        """Return the only write of a register; ``None`` if it is predicated, or one of several."""
         return self._found.get(operand.name) if isinstance(operand, Register) else None
 
     def constant(self, operand: Operand) -> int | None:
-        """The value of ``operand`` if it is a constant, followed through single moves."""
+        """Return the value of ``operand`` if it is a constant, followed through single moves."""
         for _ in range(_DEPTH):
             if isinstance(operand, Immediate):
                 return operand.value if operand.kind == "int" else None
@@ -63,7 +63,7 @@ class Definitions:
         return None
 
     def same_condition(self, first: Register, second: Register) -> bool:
-        """Whether two predicates are the same comparison, or one the negation of the other.
+        """Return whether two predicates are the same comparison, or one the negation of the other.
 
         ``False`` means unknown. Floating-point relations have no negation here (NaN).
         """
@@ -81,7 +81,7 @@ class Definitions:
         return right.opcode.modifiers[0] in (relation, _OPPOSITE.get(relation))
 
     def _without_not(self, register: Register) -> Register:
-        """The register from which ``register`` derives by any number of ``not.pred``."""
+        """Return the register from which ``register`` derives by any number of ``not.pred``."""
         for _ in range(_DEPTH):
             definition = self.of(register)
             if definition is None or definition.opcode.text != "not.pred":

@@ -152,7 +152,7 @@ FLAGS = _Flags()
 
 
 def flags(op: Opcode) -> int:
-    """The properties of ``op`` as the bits above."""
+    """Return the properties of ``op`` as the bits above."""
     return FLAGS[op.text]
 
 
@@ -217,28 +217,28 @@ def _compute(op: Opcode) -> int:
 
 
 def is_call(ins: Instruction) -> bool:
-    """Whether ``ins`` is a direct or indirect ``call``."""
+    """Return whether ``ins`` is a direct or indirect ``call``."""
     return ins.opcode.base == "call"
 
 
 def is_barrier(ins: Instruction) -> bool:
-    """Whether ``ins`` is a barrier of the thread block; see `barrier` for its parts."""
+    """Return whether ``ins`` is a barrier of the thread block; see `barrier` for its parts."""
     return bool(flags(ins.opcode) & BARRIER)
 
 
 def is_warp_collective(ins: Instruction) -> bool:
-    """Whether ``ins`` exchanges values between, or waits for, the lanes of a warp."""
+    """Return whether ``ins`` exchanges values between, or waits for, the lanes of a warp."""
     return bool(flags(ins.opcode) & COLLECTIVE)
 
 
 def is_volatile_or_atomic_read(ins: Instruction) -> bool:
-    """Whether ``ins`` is a volatile, ordered or atomic read, as of memory that others change."""
+    """Return whether ``ins`` is a volatile, ordered or atomic read: others change that memory."""
     need = MEMORY_READ | VOLATILE
     return flags(ins.opcode) & need == need
 
 
 def state_space(op: Opcode) -> str:
-    """The state space of a memory access, ``"global"`` ..., or ``"generic"`` if none is given."""
+    """Return the state space of an access, ``"global"`` ...; ``"generic"`` if none is given."""
     for modifier in op.modifiers:
         space = modifier.partition("::")[0]
         if space in _SPACES:
@@ -250,7 +250,7 @@ def state_space(op: Opcode) -> str:
 
 
 def written(ins: Instruction) -> tuple[Register, ...]:
-    """The registers that ``ins`` writes if its guard holds, in operand order."""
+    """Return the registers that ``ins`` writes if its guard holds, in operand order."""
     operands = ins.operands
     if not operands:
         return ()
@@ -268,7 +268,7 @@ def written(ins: Instruction) -> tuple[Register, ...]:
 
 
 def read(ins: Instruction) -> tuple[Register, ...]:
-    """The registers that ``ins`` reads: guard first, then operands in order, address bases too."""
+    """Return the registers that ``ins`` reads: guard, then operands in order, address bases too."""
     operands = ins.operands
     found: list[Register] = [] if ins.guard is None else [ins.guard.register]
     if operands:
@@ -309,7 +309,7 @@ def _registers(operand: Operand) -> tuple[Register, ...]:
 
 
 def special_registers(ins: Instruction) -> tuple[str, ...]:
-    """The names of the special registers that ``ins`` reads, such as ``"%ctaid.x"``."""
+    """Return the names of the special registers that ``ins`` reads, such as ``"%ctaid.x"``."""
     found: tuple[str, ...] = ()
     for operand in ins.operands:
         kind = type(operand)
@@ -321,7 +321,7 @@ def special_registers(ins: Instruction) -> tuple[str, ...]:
 
 
 def symbols(ins: Instruction) -> tuple[str, ...]:
-    """The names of variables, parameters, functions and labels among the operands of ``ins``."""
+    """Return the names of variables, parameters, functions and labels in operands of ``ins``."""
     found: list[str] = []
     for operand in ins.operands:
         if isinstance(operand, Address):
@@ -375,7 +375,7 @@ def barrier(ins: Instruction) -> Barrier:
 
 
 def callee(ins: Instruction) -> Operand:
-    """The callee of a ``call``: a `Symbol`, or the `Register` of an indirect call.
+    """Return the callee of a ``call``: a `Symbol`, or the `Register` of an indirect call.
 
     Raises:
         ValueError: ``ins`` is not a call.

@@ -21,7 +21,7 @@ __all__ = ["immediate_dominators", "reverse_post_order", "strong_components"]
 
 
 def reverse_post_order(successors: Sequence[Sequence[int]], root: int) -> list[int]:
-    """The nodes reachable from ``root``, each before its successors except by retreating edges."""
+    """Return the nodes reachable from ``root``, before successors but by retreating edges."""
     seen = bytearray(len(successors))
     seen[root] = 1
     order = []
@@ -41,7 +41,7 @@ def reverse_post_order(successors: Sequence[Sequence[int]], root: int) -> list[i
 
 
 def immediate_dominators(successors: Sequence[Sequence[int]], root: int) -> list[int | None]:
-    """The immediate dominator of every node, ``None`` for ``root`` and unreachable nodes."""
+    """Return the immediate dominator of every node, ``None`` for ``root`` and unreachable nodes."""
     order = reverse_post_order(successors, root)
     number = {node: place for place, node in enumerate(order)}
     predecessors: list[list[int]] = [[] for _ in order]
@@ -76,7 +76,7 @@ def immediate_dominators(successors: Sequence[Sequence[int]], root: int) -> list
 
 
 def strong_components(successors: Sequence[Sequence[int]], root: int) -> list[list[int]]:
-    """The strongly connected components reachable from ``root``, sinks first."""
+    """Return the strongly connected components reachable from ``root``, sinks first."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     open_nodes: list[int] = []

@@ -42,7 +42,7 @@ class Liveness:
         self.live_in = self._solve()
 
     def registers(self, bits: int) -> list[Register]:
-        """The registers of a bit set, in bit order."""
+        """Return the registers of a bit set, in bit order."""
         found = []
         while bits:
             low = bits & -bits
@@ -62,7 +62,7 @@ class Liveness:
         return result
 
     def _effect_of(self, ins: Instruction) -> tuple[int, int]:
-        """(registers certainly overwritten, registers read) by an instruction."""
+        """Return (registers certainly overwritten, registers read) by an instruction."""
         kills = self._bits(written(ins))
         uses = self._bits(read(ins))
         if ins.guard is not None:

@@ -86,7 +86,7 @@ _NONE: tuple[Access, ...] = ()
 
 
 def accesses(ins: Instruction) -> tuple[Access, ...]:
-    """The accesses of ``ins`` to global memory or through generic addresses.
+    """Return the accesses of ``ins`` to global memory or through generic addresses.
 
     Raises:
         KernelRejected: they cannot be checked; reason code ``unsupported-instruction``.
@@ -108,12 +108,12 @@ def accesses(ins: Instruction) -> tuple[Access, ...]:
 
 
 def is_familiar(base: str) -> bool:
-    """Whether the roles of the operands of such opcodes are known; else any may be a result."""
+    """Return whether the roles of such opcodes' operands are known; else any may be a result."""
     return base in ARITHMETIC or base in _FAMILIES or base in _HARMLESS
 
 
 def unsupported_access(ins: Instruction) -> KernelRejected:
-    """The error for an instruction whose accesses cannot be checked."""
+    """Return the error for an instruction whose accesses cannot be checked."""
     return KernelRejected(
         "unsupported-instruction",
         "nothing can check which memory this instruction touches",
@@ -123,7 +123,7 @@ def unsupported_access(ins: Instruction) -> KernelRejected:
 
 
 def _is_elsewhere(ins: Instruction) -> bool:
-    """Whether the opcode names a space that is not checked."""
+    """Return whether the opcode names a space that is not checked."""
     op = ins.opcode
     if state_space(op) == "const" and op.base not in ("ld", "ldu"):
         raise unsupported_access(ins)  # constants cannot be written
@@ -131,7 +131,7 @@ def _is_elsewhere(ins: Instruction) -> bool:
 
 
 def _bytes(ins: Instruction) -> int:
-    """The length of the access, from the opcode's type and vector modifier."""
+    """Return the length of the access, from the opcode's type and vector modifier."""
     modifiers = ins.opcode.modifiers
     types = [m for m in map(_TYPE.fullmatch, modifiers) if m is not None]
     vectors = [m for m in modifiers if m[0] == "v" and m[1:].isdecimal()]
@@ -147,7 +147,7 @@ def _bytes(ins: Instruction) -> int:
 
 
 def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[Access, ...]:
-    """The single access of an instruction, with the state space of its opcode."""
+    """Return the single access of an instruction, with the state space of its opcode."""
     if operand >= len(ins.operands) or not isinstance(ins.operands[operand], Address):
         raise unsupported_access(ins)
     generic = state_space(ins.opcode) == "generic"
@@ -179,7 +179,7 @@ def _atomic(ins: Instruction) -> tuple[Access, ...]:
 
 
 def _mbarrier(ins: Instruction) -> tuple[Access, ...]:
-    """An object of 8 bytes in shared memory; without ``.shared`` the address is generic."""
+    """Return the access to a barrier object of 8 bytes; without ``.shared`` it is generic."""
     if _is_elsewhere(ins):
         return _NONE
     places = [n for n, operand in enumerate(ins.operands) if isinstance(operand, Address)]
@@ -222,7 +222,7 @@ def _one_of(ins: Instruction, operand: int, span: int, align: int) -> tuple[Acce
 
 
 def _bulk(ins: Instruction) -> tuple[Access, ...]:
-    """``cp{.reduce}.async.bulk.TO.FROM ... [dst], [src], size``: either may be global."""
+    """Return the accesses of ``cp{.reduce}.async.bulk.TO.FROM ... [dst], [src], size``."""
     spaces = [
         m.partition("::")[0]
         for m in ins.opcode.modifiers
@@ -258,7 +258,7 @@ def _multimem(ins: Instruction) -> tuple[Access, ...]:
 
 
 def _tensormap(ins: Instruction) -> tuple[Access, ...]:
-    """Changing a tensor map writes 128 bytes; instructions that use the map are refused."""
+    """Return the access that changes a tensor map: 128 bytes; refuse instructions that use one."""
     if ins.opcode.has("replace"):
         if _is_elsewhere(ins):
             return _NONE
@@ -269,7 +269,7 @@ def _tensormap(ins: Instruction) -> tuple[Access, ...]:
 
 
 def _shared_only(ins: Instruction) -> tuple[Access, ...]:
-    """Instructions whose addresses, if they have any, must name shared memory."""
+    """Return no access; refuse addresses that do not name shared memory."""
     has_address = any(isinstance(operand, Address) for operand in ins.operands)
     if has_address and state_space(ins.opcode) != "shared":
         raise unsupported_access(ins)
@@ -277,7 +277,7 @@ def _shared_only(ins: Instruction) -> tuple[Access, ...]:
 
 
 def _tcgen05(ins: Instruction) -> tuple[Access, ...]:
-    """Most address operands are of tensor memory; those of allocations and commits are shared."""
+    """Return the accesses of ``tcgen05``: most addresses are of tensor or shared memory."""
     op = ins.opcode
     return _shared_only(ins) if op.has("alloc") or op.has("commit") else _NONE
 
@@ -287,7 +287,7 @@ _UNITS |= {"s4": 4, "u4": 4, "b1": 1}
 
 
 def _matrix(ins: Instruction) -> tuple[Access, ...]:
-    """``wmma.load``, ``wmma.store``: rows (or columns) of a matrix, ``stride`` elements apart."""
+    """Return the access of ``wmma.load`` or ``wmma.store``: rows (or columns) ``stride`` apart."""
     op = ins.opcode
     if op.modifiers[:1] not in (("load",), ("store",)):
         return _NONE

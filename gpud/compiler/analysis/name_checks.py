@@ -17,7 +17,7 @@ _PSEUDO = "gpud"
 
 
 def check_variant_names(module: Module) -> None:
-    """Checks that no function of a program has the name of a variant that gpud may add.
+    """Check that no function of a program has the name of a variant that gpud may add.
 
     Raises:
         KernelRejected: one has; reason code ``reserved-name``.
@@ -31,7 +31,7 @@ def check_variant_names(module: Module) -> None:
 
 
 def check_names(call_graph: CallGraph) -> None:
-    """Checks that a program defines none of gpud's names; names of variants are allowed.
+    """Check that a program defines none of gpud's names; names of variants are allowed.
 
     Raises:
         KernelRejected: it defines one, or has one of the CPU device's pseudo-instructions; reason

@@ -62,7 +62,7 @@ class SpinLoop:
 
 
 def find_spin_loops(call_graph: CallGraph, entry: str) -> list[SpinLoop]:
-    """The loops that wait in ``entry`` and in all functions that it can reach."""
+    """Return the loops that wait in ``entry`` and in all functions that it can reach."""
     closure = call_graph.closure(entry)
     polls = any(uses.bits & VOLATILE for uses in closure)
     if not polls:
@@ -115,7 +115,7 @@ def _may_poll(ins: Instruction) -> bool:
 
 
 def _polls(ins: Instruction, call_graph: CallGraph) -> bool:
-    """Whether ``ins`` is a polling read of global memory, or a call that makes one."""
+    """Return whether ``ins`` is a polling read of global memory, or a call that makes one."""
     if is_call(ins):
         return any(
             is_volatile_or_atomic_read(inner) and state_space(inner.opcode) in ("global", "generic")
@@ -129,7 +129,7 @@ def _polls(ins: Instruction, call_graph: CallGraph) -> bool:
 
 
 def _changes_memory(ins: Instruction) -> bool:
-    """Whether a polling read also makes progress of its own, as an atomic addition does."""
+    """Return whether a polling read also makes progress of its own, as an atomic addition does."""
     if ins.opcode.base != "atom":
         return False
     if ins.opcode.has("cas") or ins.opcode.has("exch"):
@@ -150,7 +150,7 @@ def _writes(instructions: Iterable[Instruction]) -> dict[str, list[Instruction]]
 def _slice(
     names: Iterable[str], writes: dict[str, list[Instruction]], *, through_memory: bool = True
 ) -> list[Instruction]:
-    """The instructions on whose results the registers ``names`` depend, nearest first.
+    """Return the instructions on whose results the registers ``names`` depend, nearest first.
 
     Without ``through_memory`` a read of memory is included, but not what made its operands.
     """

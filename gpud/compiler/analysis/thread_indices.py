@@ -48,7 +48,7 @@ class ThreadIndices:
         self._index: dict[str, Shape | None] = {}
 
     def warp_uniform(self, ins: Instruction) -> Shape | None:
-        """For which blocks ``ins`` computes a warp-uniform value from an index; ``None``: none."""
+        """Return in which blocks ``ins`` makes a warp-uniform value of an index, if in any."""
         base, operands = ins.opcode.base, ins.operands
         if len(operands) < 3:
             return None
@@ -70,7 +70,7 @@ class ThreadIndices:
         return self.index(operands[1]) if fits else None
 
     def index(self, operand: Operand, depth: int = _DEPTH) -> Shape | None:
-        """For which blocks ``operand`` is an index 32 w + lane; ``None``: none."""
+        """Return for which blocks ``operand`` is an index 32 w + lane; ``None``: none."""
         if isinstance(operand, SpecialRegister):
             return Shape.ROWS if operand.name == "%tid.x" else None
         if not isinstance(operand, Register) or depth == 0:
@@ -125,7 +125,7 @@ class ThreadIndices:
         return None
 
     def _is_row_offset(self, operand: Operand, depth: int) -> bool:
-        """Whether ``operand`` is row times ``%ntid.x``."""
+        """Return whether ``operand`` is row times ``%ntid.x``."""
         ins = self.definition(operand)
         if ins is None or ins.opcode.base != "mul" or not ins.opcode.has("lo"):
             return False
@@ -135,7 +135,7 @@ class ThreadIndices:
         )
 
     def _is_row(self, operand: Operand, depth: int) -> bool:
-        """Whether ``operand`` is ``%tid.z * %ntid.y + %tid.y``: the number of the thread's row."""
+        """Return whether ``operand`` is ``%tid.z * %ntid.y + %tid.y``: the thread's row."""
         ins = self.definition(operand)
         if ins is None or depth == 0:
             return False
@@ -158,7 +158,7 @@ class ThreadIndices:
         return False
 
     def _special(self, operand: Operand) -> str | None:
-        """The special register that ``operand`` is a copy of."""
+        """Return the special register that ``operand`` is a copy of."""
         for _ in range(_DEPTH):
             if isinstance(operand, SpecialRegister):
                 return operand.name
@@ -169,7 +169,7 @@ class ThreadIndices:
         return None
 
     def _multiple(self, operand: Operand, depth: int = _DEPTH) -> Shape | None:
-        """For which blocks ``operand`` is a uniform multiple of 32; ``None``: none."""
+        """Return for which blocks ``operand`` is a uniform multiple of 32; ``None``: none."""
         number = self.constant(operand)
         if number is not None:
             return Shape.ANY if number % WARP_SIZE == 0 else None
@@ -201,14 +201,14 @@ class ThreadIndices:
         return None
 
     def _plain(self, operand: Operand) -> bool:
-        """Whether ``operand`` is a constant, a block or grid coordinate or a block or grid size."""
+        """Return whether ``operand`` is a constant, or a block's or grid's coordinate or size."""
         if self.constant(operand) is not None:
             return True
         special = self._special(operand)
         return special is not None and special.startswith(("%ctaid", "%nctaid", "%ntid"))
 
     def _rounds_negative(self, operand: Operand) -> bool:
-        """Whether ``operand`` is ``(x >>s 31) >>u 27``: 31 for a negative x, else 0."""
+        """Return whether ``operand`` is ``(x >>s 31) >>u 27``: 31 for a negative x, else 0."""
         outer = self.definition(operand)
         if outer is None or outer.opcode.base != "shr" or self.constant(outer.operands[2]) != 27:
             return False
@@ -222,7 +222,7 @@ class ThreadIndices:
 
 
 def _is_copy(ins: Instruction) -> bool:
-    """Whether ``ins`` copies an integer, or changes only its width."""
+    """Return whether ``ins`` copies an integer, or changes only its width."""
     op = ins.opcode
     if op.base == "cvt":
         return len(op.modifiers) == 2 and all(m[0] in "us" for m in op.modifiers)

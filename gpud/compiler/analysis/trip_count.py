@@ -39,7 +39,7 @@ _TYPES: Final = {"s32": 32, "u32": 32, "b32": 32, "s64": 64, "u64": 64, "b64": 6
 
 
 def bounded_loops(flow: ControlFlow) -> frozenset[tuple[int, int]]:
-    """The back edges (source, target) of the loops with a small constant trip count."""
+    """Return the back edges (source, target) of the loops with a small constant trip count."""
     headers = {loop.header for loop in flow.loops}
     return frozenset(
         (loop.latches[0], loop.header)
@@ -87,7 +87,7 @@ def _ends_soon(flow: ControlFlow, loop: Loop) -> bool:
 
 
 def _continue_condition(latch: Block, header: int) -> tuple[Register, bool] | None:
-    """The predicate that decides whether the loop continues, and its value if it does."""
+    """Return the predicate that decides whether the loop continues, and its value if it does."""
     last = latch.last
     if last is None or last.opcode.base != "bra" or last.guard is None:
         return None
@@ -97,7 +97,7 @@ def _continue_condition(latch: Block, header: int) -> tuple[Register, bool] | No
 
 
 def _is_test(ins: Instruction) -> bool:
-    """Whether ``ins`` compares an integer with a constant, without a guard."""
+    """Return whether ``ins`` compares an integer with a constant, without a guard."""
     if ins.opcode.base != "setp" or ins.guard is not None or len(ins.operands) != 3:
         return False
     names, limit = ins.opcode.modifiers, ins.operands[2]
@@ -107,7 +107,7 @@ def _is_test(ins: Instruction) -> bool:
 
 
 def _step(ins: Instruction, counter: Register, bits: int) -> int | None:
-    """The constant that ``ins`` adds to the counter, ``None`` if it does anything else."""
+    """Return the constant that ``ins`` adds to the counter, ``None`` if it does anything else."""
     if ins.opcode.base != "add" or ins.guard is not None or len(ins.operands) != 3:
         return None
     target, first, second = ins.operands
@@ -124,7 +124,7 @@ def _step(ins: Instruction, counter: Register, bits: int) -> int | None:
 
 
 def _start(block: Block, counter: Register) -> int | None:
-    """The constant to which ``block`` sets the counter, ``None`` if it does not."""
+    """Return the constant to which ``block`` sets the counter, ``None`` if it does not."""
     made = [p.instruction for p in block.places if counter in written(p.instruction)]
     if not made or made[-1].opcode.base != "mov" or made[-1].guard is not None:
         return None
@@ -137,7 +137,7 @@ def _start(block: Block, counter: Register) -> int | None:
 def _trip_count(
     start: int, step: int, compare: str, limit: int, type_: str, stays: bool, most: int
 ) -> int:
-    """The number of iterations, or a number above ``most`` if there are more."""
+    """Return the number of iterations, or a number above ``most`` if there are more."""
     bits, holds = _TYPES[type_], _COMPARE[compare]
     value, count = start, 0
     while count <= most:

@@ -145,19 +145,19 @@ class Uniformity:
     # -- results -------------------------------------------------------------------------------
 
     def of(self, name: str) -> Known:
-        """The level of the register called ``name`` and the shapes for which it holds."""
+        """Return the level of the register called ``name`` and the shapes for which it holds."""
         return _decode(self._known.get(name, _UNIFORM))
 
     def is_uniform(self, name: str) -> bool:
-        """Whether all threads of a block see the same value in the register ``name``."""
+        """Return whether all threads of a block see the same value in the register ``name``."""
         return self._known.get(name, _UNIFORM) == _UNIFORM
 
     def guard(self, ins: Instruction) -> Known:
-        """The level of the guard of ``ins``; without a guard it is uniform."""
+        """Return the level of the guard of ``ins``; without a guard it is uniform."""
         return _decode(self._guard(ins))
 
     def branch(self, block: int) -> Known:
-        """The level of the branch that ends ``block``; uniform if it has one successor."""
+        """Return the level of the branch that ends ``block``; uniform if it has one successor."""
         return _decode(self._branch(block))
 
     def _guard(self, ins: Instruction) -> int:
@@ -179,7 +179,7 @@ class Uniformity:
     # -- data flow -----------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Collects writers of registers, and what they read."""
+        """Collect writers of registers, and what they read."""
         known: dict[str, _Traits] = {}
         definitions, writes, carried = self.definitions, self._writes, False
         for block in self.flow.order:
@@ -253,7 +253,7 @@ class Uniformity:
                     )
 
     def _control_dependents(self, branch: int, level: int) -> list[str]:
-        """The registers whose values depend on the direction of ``branch``, which has ``level``.
+        """Return the registers that depend on the direction of ``branch``, which has ``level``.
 
         Blocks that a branch of that level was found to control before are left out.
         """
@@ -303,7 +303,7 @@ class Uniformity:
         return known
 
     def _plain_load(self, ins: Instruction, bits: int) -> bool:
-        """Whether threads that load from the same address must get the same value."""
+        """Return whether threads that load from the same address must get the same value."""
         if bits & VOLATILE:
             return False
         space = state_space(ins.opcode)
@@ -318,7 +318,7 @@ class Uniformity:
         return space != "generic" or not self._has_local
 
     def _collective(self, ins: Instruction, known: int) -> int:
-        """The level of a collective's result, from that of its operands.
+        """Return the level of a collective's result, from that of its operands.
 
         Exchanging a uniform value keeps it; votes and sums of a full warp are warp-uniform.
         """

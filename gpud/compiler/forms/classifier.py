@@ -73,7 +73,7 @@ class Decision:
     legal: tuple[Form, ...]
 
     def require(self) -> None:
-        """Checks that the kernel can run.
+        """Check that the kernel can run.
 
         Raises:
             KernelRejected: it cannot; with the reason, the instruction and its line.

@@ -97,7 +97,7 @@ class Case:
         return loop_barrier_id(self.call_graph, self.entry, share_full=self.needs_exit_aware)
 
     def first(self, bits: int) -> Instruction | None:
-        """The first reachable instruction with one of the effects ``bits``."""
+        """Return the first reachable instruction with one of the effects ``bits``."""
         for uses in self.closure:
             if uses.bits & bits:
                 for ins in uses.noted:
@@ -106,7 +106,7 @@ class Case:
         return None
 
     def special(self, *prefixes: str) -> tuple[str, Instruction] | None:
-        """The first reachable use of a special register whose name starts with a prefix."""
+        """Return the first reachable use of a special register whose name starts with a prefix."""
         for uses in self.closure:
             for name, ins in uses.specials.items():
                 if name.startswith(prefixes):
@@ -114,7 +114,7 @@ class Case:
         return None
 
     def base(self, *bases: str) -> Instruction | None:
-        """The first reachable instruction whose opcode starts with one of ``bases``."""
+        """Return the first reachable instruction whose opcode starts with one of ``bases``."""
         for uses in self.closure:
             for base in bases:
                 if base in uses.bases:
@@ -123,7 +123,7 @@ class Case:
 
 
 def reason(code: str, text: str, ins: Instruction | None = None) -> Reason:
-    """A reason, with the text and line of ``ins`` if one instruction is decisive."""
+    """Return a reason, with the text and line of ``ins`` if one instruction is decisive."""
     if ins is None:
         return Reason(code, text)
     return Reason(code, text, print_instruction(ins).strip(), ins.line or None)
@@ -353,6 +353,6 @@ RULES: tuple[tuple[Form, Rule], ...] = (
 
 
 def tensor_core_uses(case: Case) -> Reason | None:
-    """The first tensor-core instruction that ``case`` reaches: not every device has them."""
+    """Return the first tensor-core instruction that ``case`` reaches: not every device has them."""
     ins = case.first(TENSOR)
     return None if ins is None else reason("tensor-core", "uses tensor cores", ins)

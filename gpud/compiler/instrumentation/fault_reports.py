@@ -84,17 +84,17 @@ _BRA = opcode("bra")
 
 
 def claim_beside(slot: Register) -> Register:
-    """The register with a persistent loop's claim, from the register with its slot's address."""
+    """Return the register with a loop's claim, from the register with its slot's address."""
     return Register(slot.name.removesuffix("_slot") + "_claim")
 
 
 def slot_of(control: str) -> Register:
-    """The register with a persistent loop's slot address, from the name of its hidden parameter."""
+    """Return the register with a loop's slot address, from the name of its hidden parameter."""
     return Register(f"%{control.removesuffix(CONTROL)}_slot")
 
 
 def merge_tails(body: Sequence[Statement], context: tuple[Operand, ...]) -> list[Statement]:
-    """A copy of ``body`` with ``context`` added to calls of `NORETURN`, and jumps to tails."""
+    """Return ``body`` with ``context`` added to calls of `NORETURN`, and with jumps to tails."""
     made: list[Statement] = []
     tails: dict[str, None] = {}
     registers: dict[str, str] = {}
@@ -125,7 +125,7 @@ def merge_tails(body: Sequence[Statement], context: tuple[Operand, ...]) -> list
 
 
 def split_tails(function: Function) -> Function:
-    """``function`` with a call in place of every jump to a tail, without the tails.
+    """Return ``function`` with a call in place of every jump to a tail, without the tails.
 
     The same object if there are no tails. In persistent form the calls get the loop's claim
     register.
@@ -158,7 +158,7 @@ def _register(key: str) -> Register:
 
 
 def _reported(statement: Statement) -> str | None:
-    """The reporting function that ``statement`` calls with all arguments, else None."""
+    """Return the reporting function that ``statement`` calls with all arguments, else None."""
     if type(statement) is not Instruction or not is_call(statement) or statement.guard is not None:
         return None
     target = callee(statement)
@@ -224,7 +224,7 @@ def _apart(body: list[Statement], tails: dict[str, tuple[Operand, ...]]) -> list
 
 
 def _jump(statement: Statement) -> str | None:
-    """The reporting function to whose tail ``statement`` jumps, else None."""
+    """Return the reporting function to whose tail ``statement`` jumps, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "bra":
         return None
     target = statement.operands[0]

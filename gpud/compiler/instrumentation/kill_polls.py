@@ -53,7 +53,7 @@ _LENGTH = 3
 
 
 def declarations(count: int) -> list[Statement]:
-    """The declarations of the registers of polls ``0`` to ``count - 1``."""
+    """Return the declarations of the registers of polls ``0`` to ``count - 1``."""
     return [
         RegisterDeclaration("b32", _FLAG, count),
         RegisterDeclaration("pred", _ON, count),
@@ -61,7 +61,7 @@ def declarations(count: int) -> list[Statement]:
 
 
 def has_job(body: Iterable[Statement]) -> bool:
-    """Whether ``body`` declares `JOB_REGISTER`."""
+    """Return whether ``body`` declares `JOB_REGISTER`."""
     for statement in body:
         if isinstance(statement, Instruction):
             break  # declarations come first
@@ -71,12 +71,12 @@ def has_job(body: Iterable[Statement]) -> bool:
 
 
 def with_job(body: list[Statement]) -> list[Statement]:
-    """``body`` with a declaration of `JOB_REGISTER`, unless it has one."""
+    """Return ``body`` with a declaration of `JOB_REGISTER`, unless it has one."""
     return body if has_job(body) else [RegisterDeclaration("b64", JOB_REGISTER.name), *body]
 
 
 def emit(number: int) -> list[Statement]:
-    """The statements of poll ``number`` of a function."""
+    """Return the statements of poll ``number`` of a function."""
     flag, on = Register(f"{_FLAG}{number}"), Register(f"{_ON}{number}")
     zero = Immediate("0", 0)
     return [
@@ -87,7 +87,7 @@ def emit(number: int) -> list[Statement]:
 
 
 def leave() -> list[Statement]:
-    """The statements, for the end of a function, to which its polls branch."""
+    """Return the statements, for the end of a function, to which its polls branch."""
     return [
         Label(_LABEL),
         Instruction(opcode("call"), (Symbol(LEAVE), Tuple(()))),
@@ -96,7 +96,7 @@ def leave() -> list[Statement]:
 
 
 def fold(function: Function, instead: Callable[[int], Statement]) -> Function:
-    """``function`` with ``instead(number)`` in place of every poll; the same object if none.
+    """Return ``function`` with ``instead(number)`` in place of every poll; the same object if none.
 
     The statements of `leave` and the declarations of the polls' registers stay.
     """
@@ -116,7 +116,7 @@ def fold(function: Function, instead: Callable[[int], Statement]) -> Function:
 
 
 def _number(statement: Statement) -> int | None:
-    """The number of the poll whose first statement may be ``statement``, else None."""
+    """Return the number of the poll whose first statement may be ``statement``, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "ld.volatile.global.u32":
         return None
     target = statement.operands[0]

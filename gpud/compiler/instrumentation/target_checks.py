@@ -78,12 +78,12 @@ class Check:
 
 
 def declarations() -> list[Statement]:
-    """The declarations of the registers of all checks of a function."""
+    """Return the declarations of the registers of all checks of a function."""
     return [RegisterDeclaration(kind, register.name) for register, kind in _KINDS.items()]
 
 
 def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]:
-    """The hot and the cold part of ``check``; ``line`` is that of the jump or call."""
+    """Return the hot and the cold part of ``check``; ``line`` is that of the jump or call."""
     hot: list[Statement] = []
     value = reported = check.value
     relation, kind, others = "ne", "u64", list[Operand](map(Symbol, check.functions))
@@ -120,7 +120,7 @@ def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]
 
 
 def fold(function: Function, instead: Callable[[Check, int], Statement]) -> Function:
-    """``function`` with ``instead(check, line)`` for every hot part, without the cold parts.
+    """Return ``function`` with ``instead(check, line)`` for every hot part, without the cold parts.
 
     The line is that of the report. The declarations of the checks' registers stay. The same object
     if there are no checks.
@@ -159,7 +159,7 @@ def fold(function: Function, instead: Callable[[Check, int], Statement]) -> Func
 
 
 def _is_own(statement: Statement) -> bool:
-    """Whether ``statement`` can be part of a hot part, except its last instruction."""
+    """Return whether ``statement`` can be part of a hot part, except its last instruction."""
     if type(statement) is not Instruction or not statement.operands:
         return False
     target = statement.operands[0]
@@ -167,7 +167,7 @@ def _is_own(statement: Statement) -> bool:
 
 
 def _miss(statement: Statement) -> str | None:
-    """The label of the cold part to which ``statement`` branches, else None."""
+    """Return the label of the cold part to which ``statement`` branches, else None."""
     if type(statement) is not Instruction or statement.guard != Guard(_BAD):
         return None
     target = statement.operands[0]
@@ -175,7 +175,7 @@ def _miss(statement: Statement) -> str | None:
 
 
 def _guess(hot: Sequence[Statement], cold: Sequence[Statement]) -> Check | None:
-    """The check with these two parts, None if they are not exactly those of a check."""
+    """Return the check with these two parts, None if they are not exactly those of a check."""
     if len(cold) < _COLD_LENGTH or not isinstance(cold[1], Instruction):
         return None
     last = cold[1].operands[-1] if cold[1].operands else None

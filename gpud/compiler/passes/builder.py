@@ -46,7 +46,7 @@ class CodeBuilder:
         self._names: dict[str, Register] = {}
 
     def register(self, name: str, kind: str = "b32") -> Register:
-        """The register ``%<stem>_<name>`` of type ``.<kind>``, declared at its first use."""
+        """Return the register ``%<stem>_<name>`` of type ``.<kind>``, declared at its first use."""
         found = self._names.get(name)
         if found is None:
             found = self._names[name] = Register(f"%{self.stem}_{name}")
@@ -54,7 +54,7 @@ class CodeBuilder:
         return found
 
     def label(self, name: str) -> Symbol:
-        """The label ``$<stem>_<name>`` as an operand; `place` defines it."""
+        """Return the label ``$<stem>_<name>`` as an operand; `place` defines it."""
         return Symbol(f"${self.stem}_{name}")
 
     def place(self, label: Symbol) -> None:
@@ -79,7 +79,7 @@ class CodeBuilder:
 
 
 def fresh_stem(call_graph: CallGraph, wanted: str) -> str:
-    """A prefix of new names: ``wanted``, with a number if a declared name begins with it.
+    """Return a prefix of new names: ``wanted``, with a number if a declared name begins with it.
 
     Leading ``%``, ``$`` and ``_`` are ignored, so that all names made from the prefix are new in
     the module of the call graph.
@@ -93,14 +93,14 @@ def fresh_stem(call_graph: CallGraph, wanted: str) -> str:
 
 
 def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
-    """(the declarations of registers and variables that a flat body begins with, the rest)"""
+    """Return (the declarations that a flat body begins with, the rest)."""
     declaring = (RegisterDeclaration, Variable)
     start = next((n for n, s in enumerate(body) if not isinstance(s, declaring)), len(body))
     return body[:start], body[start:]
 
 
 def call_of_copy(call: Instruction, copies: Mapping[str, str]) -> Instruction:
-    """``call``, redirected to the copy of its callee if ``copies`` has one, by callee name."""
+    """Return ``call``, redirected to the copy of its callee if ``copies`` (by name) has one."""
     target = callee(call)
     copy = copies.get(target.name) if isinstance(target, Symbol) else None
     if copy is None:
@@ -110,7 +110,7 @@ def call_of_copy(call: Instruction, copies: Mapping[str, str]) -> Instruction:
 
 
 def map_functions(module: Module, change: Callable[[Function], Function]) -> Module:
-    """``module`` with ``change`` applied to every function; the same object if none changed."""
+    """Return ``module`` with ``change`` applied to its functions, itself if none changed."""
     items = [change(item) if isinstance(item, Function) else item for item in module.items]
     if all(new is old for new, old in zip(items, module.items, strict=True)):
         return module

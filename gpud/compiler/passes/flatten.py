@@ -63,7 +63,7 @@ _SAME_ELEMENT = {"r": "x", "g": "y", "b": "z", "a": "w"}
 
 
 def flatten_module(module: Module) -> Module:
-    """``module`` with all functions flat; ``module`` itself is not changed."""
+    """Return ``module`` with all functions flat; ``module`` itself is not changed."""
     names = frozenset(item.name for item in module.items if isinstance(item, (Function, Variable)))
     items = [
         flatten(item, names) if isinstance(item, Function) and item.body is not None else item
@@ -73,7 +73,7 @@ def flatten_module(module: Module) -> Module:
 
 
 def flatten(function: Function, module_names: Collection[str] = frozenset()) -> Function:
-    """``function`` without scopes; ``function`` itself is not changed, statements are shared.
+    """Return ``function`` without scopes; it is not changed itself, statements are shared.
 
     ``module_names`` are the module-level names: a nested variable that hides one is renamed.
     A declaration (no body) is returned as it is.
@@ -95,7 +95,7 @@ def flatten(function: Function, module_names: Collection[str] = frozenset()) -> 
 
 
 def _is_plain(function: Function) -> bool:
-    """Whether nothing has to be renamed, so that only declarations are moved."""
+    """Return whether nothing has to be renamed, so that only declarations are moved."""
     if any(p.space == "reg" for p in (*function.parameters, *function.returns)):
         return False
     for statement in _declaring(function.body or ()):
@@ -110,7 +110,7 @@ def _is_plain(function: Function) -> bool:
 
 
 def _declaring(body: Iterable[Statement]) -> list[Statement]:
-    """The statements of ``body`` that are no instructions: all declarations among them."""
+    """Return the statements of ``body`` that are no instructions: all declarations among them."""
     return [statement for statement in body if type(statement) is not Instruction]
 
 
@@ -132,7 +132,7 @@ class _Environment:
             self.renames = True
 
     def find(self, name: str) -> Register | Symbol | Vector | None:
-        """The new operand for ``name``; None for a name that no scope of the function declares."""
+        """Return the new operand for ``name``; None if no scope of the function declares it."""
         scope: _Environment | None = self
         while scope is not None:
             operand = scope.names.get(name)
@@ -168,7 +168,7 @@ class _Flattener:
     # -- names -------------------------------------------------------------------------------
 
     def reserve(self, body: list[Statement]) -> None:
-        """Marks the names that the outermost scope declares as taken: they are not renamed."""
+        """Mark the names that the outermost scope declares as taken: they are not renamed."""
         for statement in _declaring(body):
             if isinstance(statement, RegisterDeclaration):
                 if not _is_ordinary(statement):
@@ -194,7 +194,7 @@ class _Flattener:
         )
 
     def fresh(self, name: str, *, hides: Collection[str] = ()) -> str:
-        """``name``, or ``name`` with the first free suffix; taken from now on."""
+        """Take and return ``name``, or ``name`` with the first free suffix."""
         found = name
         while self.is_taken(found) or found in hides:
             number = self.suffixes[name] = self.suffixes.get(name, 0) + 1
@@ -203,7 +203,7 @@ class _Flattener:
         return found
 
     def fresh_prefix(self, name: str, count: int) -> str:
-        """A prefix for ``name<count>`` whose numbered names are all free; taken from now on."""
+        """Return a prefix for ``name<count>`` whose numbered names are all free; take them."""
         found = name
         while self.prefix_clashes(found, count):
             number = self.suffixes[name] = self.suffixes.get(name, 0) + 1
@@ -265,7 +265,7 @@ class _Flattener:
     def vector(
         self, declared: RegisterDeclaration, environment: _Environment, *, nested: bool
     ) -> None:
-        """One scalar register for each element of a vector register."""
+        """Return one scalar register for each element of a vector register."""
         elements = _ELEMENTS[declared.vector or "v4"]
         base = declared.name
         for spelled in (
@@ -330,7 +330,7 @@ class _Flattener:
                 environment.declare(name, Symbol(new))
 
     def label(self, name: str, environment: _Environment) -> str:
-        """The new name of a label or variable; itself when the function does not declare it."""
+        """Return the new name of a label or variable; itself if it is not the function's."""
         found = environment.find(name)
         return found.name if isinstance(found, Symbol) else name
 
@@ -357,7 +357,7 @@ class _Flattener:
         return Instruction(old.opcode, tuple(operands), guard, old.line) if changed else old
 
     def named(self, operand: Register | Symbol, environment: _Environment) -> Operand:
-        """The operand for a name; the same object when nothing changes."""
+        """Return the operand for a name; the same object when nothing changes."""
         found = environment.find(operand.name)
         if found is None or found == operand:
             self.used.add(operand.name)
@@ -370,7 +370,7 @@ class _Flattener:
 
 
 def _is_ordinary(declared: RegisterDeclaration) -> bool:
-    """Whether a register declaration may keep its name: ``%``-prefixed and not predefined."""
+    """Return whether a register may keep its name: ``%``-prefixed and not predefined."""
     name, count = declared.name, declared.count
     if name[0] != "%":
         return False

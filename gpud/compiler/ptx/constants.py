@@ -37,7 +37,7 @@ class OperandError(ValueError):
 
 
 def integer(text: str, *, negative: bool = False) -> int:
-    """The value of an unsigned integer literal such as ``0x1FU``, negated if ``negative``.
+    """Return the value of an unsigned integer literal such as ``0x1FU``, negated if ``negative``.
 
     Raises:
         OperandError: it needs more than 64 bits, or an octal one has a digit 8 or 9.
@@ -58,7 +58,7 @@ def integer(text: str, *, negative: bool = False) -> int:
 
 
 def evaluate(text: str) -> int | None:
-    """The value of a constant integer expression, None if ``text`` is not one.
+    """Return the value of a constant integer expression, None if ``text`` is not one.
 
     The result is a signed 64-bit integer, or for a single literal its value. ``WARP_SZ`` is 32.
 
@@ -137,7 +137,7 @@ class _Expression:
 
 
 def _wrap(value: int) -> int:
-    """``value`` wrapped to signed 64 bits; values that a literal may have, below 2^64, are kept."""
+    """Wrap ``value`` to signed 64 bits; keep values that a literal may have, below 2^64."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63) if not 0 <= value < 1 << 64 else value
 
 

@@ -26,7 +26,7 @@ class Cursor:
         self.line = 1
 
     def skip(self) -> None:
-        """Skips white space and comments."""
+        """Skip white space and comments."""
         pos = self.pos
         first = self.text[pos : pos + 1]
         if first > " " and first != "/":
@@ -37,16 +37,16 @@ class Cursor:
             self.pos = end
 
     def move(self, end: int) -> None:
-        """Moves to ``end``, and counts the lines in between."""
+        """Move to ``end``, and counts the lines in between."""
         self.line += self.text.count("\n", self.pos, end)
         self.pos = end
 
     def at(self, token: str) -> bool:
-        """Whether the text continues with ``token``."""
+        """Return whether the text continues with ``token``."""
         return self.text.startswith(token, self.pos)
 
     def accept(self, token: str) -> bool:
-        """Consumes a punctuation mark if the text continues with it."""
+        """Consume a punctuation mark if the text continues with it."""
         if not self.text.startswith(token, self.pos):
             return False
         self.pos += len(token)
@@ -54,12 +54,12 @@ class Cursor:
         return True
 
     def expect(self, token: str) -> None:
-        """Consumes a punctuation mark, or raises."""
+        """Consume a punctuation mark, or raises."""
         if not self.accept(token):
             raise self.error(f"'{token}'")
 
     def maybe(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Consumes what ``pattern`` matches at this position, if it matches."""
+        """Consume what ``pattern`` matches at this position, if it matches."""
         pos = self.pos
         match = pattern.match(self.text, pos)
         if match is not None:
@@ -69,14 +69,14 @@ class Cursor:
         return match
 
     def take(self, pattern: re.Pattern[str], expected: str) -> str:
-        """Consumes and returns what ``pattern`` matches, or raises an error with ``expected``."""
+        """Consume and returns what ``pattern`` matches, or raises an error with ``expected``."""
         match = self.maybe(pattern)
         if match is None:
             raise self.error(expected)
         return match.group()
 
     def error(self, expected: str, pos: int | None = None) -> PTXSyntaxError:
-        """The syntax error for this position, or for ``pos``; does not move."""
+        """Return the syntax error for this position, or for ``pos``; does not move."""
         at = self.pos if pos is None else pos
         start = self.text.rfind("\n", 0, at) + 1
         line = self.text.count("\n", 0, at) + 1

@@ -57,7 +57,7 @@ _FAST_PARAMETER = re.compile(
 
 
 def fast_variable(cursor: Cursor) -> Variable | None:
-    """Parses a variable on one line, in the layout of compilers; None for any other layout.
+    """Parse a variable on one line, in the layout of compilers; None for any other layout.
 
     A fast path for the hundreds of constants in headers, with the same result as `variables`. The
     cursor may be anywhere on or before the declaration's first word.
@@ -84,7 +84,7 @@ def fast_variable(cursor: Cursor) -> Variable | None:
 
 
 def variables(cursor: Cursor, space: str, linkage: str | None, line: int) -> list[Variable]:
-    """Parses the rest of a variable declaration, after its state space, with the ``;``."""
+    """Parse the rest of a variable declaration, after its state space, with the ``;``."""
     align: int | None = None
     vector: str | None = None
     kind: str | None = None
@@ -133,7 +133,7 @@ def variables(cursor: Cursor, space: str, linkage: str | None, line: int) -> lis
 
 
 def registers(cursor: Cursor, line: int) -> list[RegisterDeclaration]:
-    """Parses the rest of a ``.reg`` declaration, with the ``;``."""
+    """Parse the rest of a ``.reg`` declaration, with the ``;``."""
     vector: str | None = None
     kind: str | None = None
     while True:
@@ -165,7 +165,7 @@ def registers(cursor: Cursor, line: int) -> list[RegisterDeclaration]:
 
 
 def parameters(cursor: Cursor) -> tuple[Parameter, ...]:
-    """Parses a parameter list after its ``(``, with the ``)``."""
+    """Parse a parameter list after its ``(``, with the ``)``."""
     found: list[Parameter] = []
     if cursor.accept(")"):
         return ()
@@ -231,7 +231,7 @@ def _count(cursor: Cursor) -> int:
 def _plain_parameter(
     space: str, align: str | None, kind: str, name: str, length: str | None
 ) -> Parameter:
-    """The node for the groups of a `_FAST_PARAMETER` match."""
+    """Return the node for the groups of a `_FAST_PARAMETER` match."""
     dims = (int(length),) if length else ()
     return Parameter(kind, name, dims, int(align) if align else None, space)
 
@@ -248,7 +248,7 @@ def _dims(cursor: Cursor) -> tuple[int | None, ...]:
 
 
 def _initial(cursor: Cursor, *, opaque: bool = False, depth: int = 0) -> InitialValue:
-    """Parses an initialiser: a leaf, ``{ ... }`` of initialisers, or text for opaque types."""
+    """Parse an initialiser: a leaf, ``{ ... }`` of initialisers, or text for opaque types."""
     if opaque:
         text = cursor.take(_BRACES, "'{' and the fields")
         return RawOperand(" ".join(text.split()))
@@ -340,6 +340,6 @@ class _Integers(dict[str, Immediate]):
 
 
 def _integers(text: str) -> InitialValue:
-    """A comma-separated list of decimal integers."""
+    """Parse a comma-separated list of decimal integers."""
     table = _Integers()
     return tuple([table[item] for item in text.split(",")]) if text.strip() else ()

@@ -23,7 +23,7 @@ _STRING = re.compile(STRING)
 
 
 def attribute(cursor: Cursor) -> str:
-    """Parses a directive between a function's parameters and its body; normalises white space."""
+    """Parse a directive between a function's parameters and its body; normalises white space."""
     word = cursor.take(KEYWORD, "a directive")
     if cursor.at("("):
         return f"{word}{cursor.take(_PARENTHESES, 'attributes in parentheses')}"
@@ -36,7 +36,7 @@ def attribute(cursor: Cursor) -> str:
 
 
 def directive(cursor: Cursor, expected: str) -> Directive:
-    """Parses a directive that is kept as text, with its block in braces if it has one."""
+    """Parse a directive that is kept as text, with its block in braces if it has one."""
     line, start = cursor.line, cursor.pos
     text = cursor.text
     match = _FILE.match(text, start) or _DWARF.match(text, start)
@@ -65,7 +65,7 @@ def _closing_brace(cursor: Cursor, start: int) -> re.Match[str]:
 
 
 def comma_separated(text: str) -> str:
-    """``text``, a list of words or of strings, with one space after each comma."""
+    """Return ``text``, a list of words or of strings, with one space after each comma."""
     if '"' in text:
         return ", ".join(_STRING.findall(text))
     return ", ".join(item.strip() for item in text.split(","))

@@ -50,12 +50,12 @@ _LARGEST_NUMBER: Final = 64
 
 
 def is_special_register(name: str) -> bool:
-    """Whether ``name`` (with its ``%``, and a ``.x`` suffix or none) is predefined."""
+    """Return whether ``name`` (with its ``%``, and a ``.x`` suffix or none) is predefined."""
     return _SPECIAL.fullmatch(name) is not None
 
 
 def covers_special_register(prefix: str, count: int) -> bool:
-    """Whether ``prefix<count>`` declares a name that is predefined, as ``%clock<65>`` does."""
+    """Return whether ``prefix<count>`` declares a predefined name, as ``%clock<65>`` does."""
     return prefix.startswith(_NUMBERED) and any(
         is_special_register(f"{prefix}{i}") for i in range(min(count, _LARGEST_NUMBER + 1))
     )

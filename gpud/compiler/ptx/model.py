@@ -95,7 +95,7 @@ class Immediate:
 
 @lru_cache(maxsize=4096)
 def immediate(value: int) -> Immediate:
-    """The `Immediate` for an integer."""
+    """Return the `Immediate` for an integer."""
     return Immediate(str(int(value)), int(value))
 
 
@@ -181,13 +181,13 @@ class Opcode:
     modifiers: tuple[str, ...]
 
     def has(self, modifier: str) -> bool:
-        """Whether ``modifier`` (without its dot) is one of the modifiers."""
+        """Return whether ``modifier`` (without its dot) is one of the modifiers."""
         return modifier in self.modifiers
 
 
 @lru_cache(maxsize=65536)
 def opcode(text: str) -> Opcode:
-    """The shared `Opcode` for a text such as ``"add.s32"``."""
+    """Return the shared `Opcode` for a text such as ``"add.s32"``."""
     base, *modifiers = text.split(".")
     return Opcode(text, base, tuple(modifiers))
 
@@ -396,11 +396,11 @@ class Module:
     items: list[Function | Variable | Directive] = field(default_factory=list)
 
     def functions(self) -> list[Function]:
-        """All functions, declarations included, in source order."""
+        """Return all functions, declarations included, in source order."""
         return [item for item in self.items if isinstance(item, Function)]
 
     def entries(self) -> dict[str, Function]:
-        """The defined kernels by name."""
+        """Return the defined kernels by name."""
         return {
             item.name: item
             for item in self.items

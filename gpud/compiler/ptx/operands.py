@@ -99,7 +99,7 @@ class OperandTable(dict[str, Operand]):
         return operand
 
     def declare(self, names: Mapping[str, Operand]) -> OperandTable:
-        """The table for the rest of a scope that has declared ``names``."""
+        """Return the table for the rest of a scope that has declared ``names``."""
         return OperandTable({**self.names, **names}, self.outer or self) if names else self
 
 
@@ -108,7 +108,7 @@ _SHARED_LIMIT = 1 << 15
 
 
 def shared_table() -> OperandTable:
-    """The outermost table, for scopes without unusual names, of every program.
+    """Return the outermost table, for scopes without unusual names, of every program.
 
     Shared by all parses, since kernels use the same few thousand register names; emptied when it
     has grown past 32,768 entries (about 6 MB).
@@ -119,7 +119,7 @@ def shared_table() -> OperandTable:
 
 
 def parse_operand(text: str, names: Mapping[str, Operand]) -> Operand:
-    """The node for ``text``, which has no white space or comments around it.
+    """Return the node for ``text``, which has no white space or comments around it.
 
     Raises:
         OperandError: it is not an operand.
@@ -163,7 +163,7 @@ def parse_operand(text: str, names: Mapping[str, Operand]) -> Operand:
 
 
 def number(text: str) -> Immediate | None:
-    """The node for a literal, None if ``text`` is not one.
+    """Return the node for a literal, None if ``text`` is not one.
 
     Raises:
         OperandError: an integer needs more than 64 bits, or an octal one has a digit 8 or 9.
@@ -185,7 +185,7 @@ def number(text: str) -> Immediate | None:
 
 
 def split_operands(text: str) -> Iterator[tuple[int, str]]:
-    """``(index, stripped text)`` of each part of ``text`` between top-level commas.
+    """Return ``(index, stripped text)`` of each part of ``text`` between top-level commas.
 
     A blank text has no parts.
 
@@ -296,7 +296,7 @@ def _pair(text: str, names: Mapping[str, Operand]) -> Operand:
 
 
 def _raw(text: str) -> RawOperand:
-    """Any other text that could be an operand: balanced, without two adjacent words."""
+    """Return the node of any other text that could be an operand: balanced, no adjacent words."""
     foreign = _FOREIGN.search(text)
     if foreign is not None:
         raise OperandError("an operand", foreign.start())

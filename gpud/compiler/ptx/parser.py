@@ -50,7 +50,7 @@ _FUNCTIONS = {".entry": "entry", ".func": "func"}
 
 
 def parse(text: str) -> Module:
-    """Parses a PTX program.
+    """Parse a PTX program.
 
     Raises:
         EmptySource: ``text`` is blank.
@@ -108,7 +108,7 @@ class _Parser(StatementParser):
         return module
 
     def _item(self) -> list[Function] | list[Variable] | list[Directive]:
-        """Parses one item at module level."""
+        """Parse one item at module level."""
         line = self.line
         at = self.pos
         found = self.maybe(LINKAGE)
@@ -158,7 +158,7 @@ class _Parser(StatementParser):
 def _parameter_names(
     declared: tuple[Parameter, ...], names: Mapping[str, Operand]
 ) -> dict[str, Operand]:
-    """The unusual names of parameters: in registers without ``%``, and others with it."""
+    """Return the unusual names of parameters: in registers without ``%``, and others with it."""
     odd: dict[str, Operand] = {}
     for one in declared:
         if one.name == "_":

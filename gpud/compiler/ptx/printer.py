@@ -43,7 +43,7 @@ __all__ = ["print_instruction", "print_module", "print_operand", "print_statemen
 
 
 def print_module(module: Module) -> str:
-    """The whole program as text, ending with a newline."""
+    """Return the whole program as text, ending with a newline."""
     major, minor = module.version
     out = [
         f".version {major}.{minor}",
@@ -64,7 +64,7 @@ def print_module(module: Module) -> str:
 
 
 def print_instruction(instruction: Instruction) -> str:
-    """One instruction as text, without indentation, as error messages show it."""
+    """Return one instruction as text, without indentation, as error messages show it."""
     text = instruction.opcode.text
     if instruction.operands:
         text += " " + ", ".join(map(print_operand, instruction.operands))
@@ -75,14 +75,14 @@ def print_instruction(instruction: Instruction) -> str:
 
 
 def print_statement(statement: Statement) -> str:
-    """Any statement as text; scopes take several lines."""
+    """Return any statement as text; scopes take several lines."""
     out: list[str] = []
     _statements([statement], out, {})
     return "\n".join(out)
 
 
 def print_operand(operand: Operand) -> str:
-    """One operand as text."""
+    """Return one operand as text."""
     if isinstance(operand, (Register, SpecialRegister, Symbol)):  # most are
         return operand.name
     if isinstance(operand, Address):
@@ -131,7 +131,7 @@ def _function(function: Function, out: list[str], texts: dict[int, str]) -> None
 
 
 def _statements(body: Iterable[Statement], out: list[str], texts: dict[int, str]) -> None:
-    """Appends the lines of ``body``; ``texts`` caches the text of shared operands by identity."""
+    """Append the lines of ``body``; ``texts`` caches the text of shared operands by identity."""
     append = out.append
     known = texts.get
     for statement in body:
@@ -167,7 +167,7 @@ def _statements(body: Iterable[Statement], out: list[str], texts: dict[int, str]
 
 
 def _declaration(statement: Statement) -> str:
-    """A statement that is neither instruction, label nor scope."""
+    """Return as text a statement that is neither instruction, label nor scope."""
     match statement:
         case RegisterDeclaration(kind, name, count, vector):
             suffix = "" if count is None else f"<{count}>"

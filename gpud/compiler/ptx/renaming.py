@@ -24,7 +24,7 @@ _WORD = re.compile(r"[%$A-Za-z_][%$\w]*(?:\.[xyzw](?!\w))?", re.ASCII)
 
 
 def replace_names(operand: Operand, new: Callable[[Register | Symbol], Operand]) -> Operand:
-    """``operand`` with each of its registers and symbols replaced by the result of ``new``.
+    """Return ``operand`` with each of its registers and symbols replaced by the result of ``new``.
 
     ``new`` returns its argument for names that do not change; if none changes, ``operand`` itself
     is returned. Words of a `RawOperand` are passed as registers if they start with ``%``, else as

@@ -96,7 +96,7 @@ class StatementParser(Cursor):
         self._percent_labels = False
 
     def function_body(self) -> list[Statement]:
-        """Parses the statements of a function, from ``{`` to after ``}``."""
+        """Parse the statements of a function, from ``{`` to after ``}``."""
         body = self.body()
         if self._percent_labels:
             _resolve_percent_labels(body)
@@ -104,7 +104,7 @@ class StatementParser(Cursor):
         return body
 
     def body(self) -> list[Statement]:
-        """Parses the statements of ``{ ... }``, from ``{`` to after ``}``."""
+        """Parse the statements of ``{ ... }``, from ``{`` to after ``}``."""
         opening, table = self.pos, self.table
         if self._depth == _DEPTH:
             raise self.error(f"at most {_DEPTH} nested scopes")
@@ -181,7 +181,7 @@ class StatementParser(Cursor):
                 look_up = table.__getitem__
 
     def _statement(self, out: list[Statement]) -> None:
-        """Parses any statement, token by token; the cursor is at its first token."""
+        """Parse any statement, token by token; the cursor is at its first token."""
         line = self.line
         text = self.text
         first = text[self.pos]
@@ -236,7 +236,7 @@ class StatementParser(Cursor):
             out.append(directive(self, "a statement"))
 
     def _registers(self, match: re.Match[str], line: int) -> list[RegisterDeclaration]:
-        """The declarations from a `_FAST_REGISTER` match."""
+        """Return the declarations from a `_FAST_REGISTER` match."""
         kind, name, count, others = match.groups()
         declared = [RegisterDeclaration(kind, name, int(count) if count else None, None, line)]
         for other in others.split(",")[1:] if others else ():
@@ -245,13 +245,13 @@ class StatementParser(Cursor):
         return declared
 
     def _declare(self, declared: list[RegisterDeclaration]) -> None:
-        """Adds the registers to the operand table."""
+        """Add the registers to the operand table."""
         odd = _register_names(declared, self.table.names)
         if odd:
             self.table = self.table.declare(odd)
 
     def _labelled_directive(self, out: list[Statement], name: str, keyword: str, line: int) -> None:
-        """Parses ``name: .branchtargets ...;`` etc., or a label before any other directive."""
+        """Parse ``name: .branchtargets ...;`` etc., or a label before any other directive."""
         if keyword in _LISTS[:2]:
             self.take(KEYWORD, keyword)
             targets = [self.take(NAME, "a name")]
@@ -331,7 +331,7 @@ class _Guards(dict[str, Guard]):
 def _register_names(
     declared: list[RegisterDeclaration], names: Mapping[str, Operand]
 ) -> dict[str, Operand]:
-    """The registers whose kind their names do not show: without ``%``, or shadowing other names."""
+    """Return registers that do not look like registers: without ``%``, or shadowing others."""
     odd: dict[str, Operand] = {}
     for one in declared:
         prefix = one.name
@@ -350,7 +350,7 @@ def _register_names(
 
 
 def _resolve_percent_labels(body: list[Statement]) -> None:
-    """Turns operands that name a label such as ``%done`` into symbols, which may come before it."""
+    """Turn operands that name a label such as ``%done`` into symbols, which may come before it."""
     labels: set[str] = set()
     _collect_percent_labels(body, labels)
     if labels:

@@ -83,7 +83,7 @@ _USUAL_REGISTERS: Final = 4
 
 
 def verify(module: Module) -> None:
-    """Checks ``module``.
+    """Check ``module``.
 
     Raises:
         PTXSyntaxError: the first problem found, with its line and statement.
@@ -150,7 +150,7 @@ class _Names:
             self.spelled.difference_update(self.kinds)
 
     def find(self, name: str) -> str | None:
-        """The kind of ``name`` in this scope and those around it, None if it is not declared."""
+        """Return the kind of ``name`` in this scope or those around it, None if not declared."""
         scope: _Names | None = self
         while scope is not None:
             kind = scope.kinds.get(name)
@@ -162,7 +162,7 @@ class _Names:
         return None
 
     def _numbered(self, name: str) -> bool:
-        """Whether a ``prefix<n>`` declaration of this scope covers ``name``."""
+        """Return whether a ``prefix<n>`` declaration of this scope covers ``name``."""
         digits = len(name) - len(name.rstrip("0123456789")) if self.ranges else 0
         for split in range(len(name) - digits, len(name)):
             count = self.ranges.get(name[:split])

@@ -33,7 +33,7 @@ _MARKER = "cuda_fp16.h"
 
 @cache
 def cuda_include_paths(major: int) -> tuple[str, ...]:
-    """Returns the folders to search for CUDA headers, empty if none are installed.
+    """Return the folders to search for CUDA headers, empty if none are installed.
 
     The result is cached for the life of the process.
 

@@ -81,7 +81,7 @@ def compile_cuda(
     options: Sequence[str] = (),
     name_expressions: Sequence[str] = (),
 ) -> CompiledSource:
-    """Compiles CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
+    """Compile CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
 
     The language is C++17 unless ``options`` say otherwise. CUDA's headers can be included if the
     machine has them, see `gpud.compiler.toolchain.cuda_headers`.
@@ -121,7 +121,7 @@ def compile_cuda(
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Returns NVRTC's version, ``(13, 0)``.
+    """Return NVRTC's version, ``(13, 0)``.
 
     Raises:
         MissingDependency: NVRTC or cuda-bindings is not installed.
@@ -132,7 +132,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 @cache
 def supported_archs() -> tuple[str, ...]:
-    """Returns the virtual architectures that this NVRTC compiles for, oldest first.
+    """Return the virtual architectures that this NVRTC compiles for, oldest first.
 
     Raises:
         MissingDependency: NVRTC or cuda-bindings is not installed.
@@ -142,7 +142,7 @@ def supported_archs() -> tuple[str, ...]:
 
 
 def newest_arch(sm: int | None) -> str:
-    """Returns the newest architecture that a device of compute capability ``sm`` runs.
+    """Return the newest architecture that a device of compute capability ``sm`` runs.
 
     Args:
         sm: The capability, 90 for 9.0. For None, or one older than all, the result is
@@ -197,7 +197,7 @@ class _Program:
         _call("nvrtcAddNameExpression", self._handle, _bytes(expression))
 
     def compile(self, arguments: Sequence[str]) -> str:
-        """Compiles and returns the log."""
+        """Compile and returns the log."""
         encoded = [_bytes(argument) for argument in arguments]
         status, *_ = _bindings().nvrtcCompileProgram(self._handle, len(encoded), encoded)
         log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
@@ -215,7 +215,7 @@ class _Program:
         return self._text("nvrtcGetPTXSize", "nvrtcGetPTX")
 
     def _text(self, size_call: str, text_call: str) -> str:
-        """Reads one of the program's texts, without its final NUL."""
+        """Read one of the program's texts, without its final NUL."""
         (size,) = _call(size_call, self._handle)
         # NVRTC writes into the buffer, which must not be shared: `b" " * n` for n = 1 is an object
         # that the whole interpreter shares, and an empty log has size 1.
@@ -247,7 +247,7 @@ _NAME_EXPRESSION = re.compile(
 
 
 def _compile_error(log: str, status: str) -> CompileError:
-    """The error for a refused source: the first one in the log, or that of a name expression."""
+    """Return the error of a refused source: the first in the log, or that of a name expression."""
     # NVRTC compiles name expressions in a file of their own. Errors there may be consequences of
     # errors in the source, but come first in the log.
     errors = [e for e in _ERROR.finditer(log) if not e["where"].startswith("__nv_name_map(")]
@@ -265,7 +265,7 @@ def _compile_error(log: str, status: str) -> CompileError:
 
 
 def _call(function: str, *arguments: Any) -> tuple[Any, ...]:
-    """Calls NVRTC and returns its results without the status.
+    """Call NVRTC and returns its results without the status.
 
     Raises:
         InternalError: The status is not success. `_Program.compile` handles its status itself.
@@ -278,7 +278,7 @@ def _call(function: str, *arguments: Any) -> tuple[Any, ...]:
 
 @cache
 def _bindings() -> ModuleType:
-    """Imports the bindings on first use, and checks that they find the library."""
+    """Import the bindings on first use, and checks that they find the library."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:

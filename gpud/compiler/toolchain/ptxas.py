@@ -45,13 +45,13 @@ class Usage:
 
 @cache
 def find_ptxas() -> str | None:
-    """The path of the command, None if it is not installed."""
+    """Return the path of the command, None if it is not installed."""
     return shutil.which("ptxas")
 
 
 @cache
 def ptxas_version() -> tuple[int, int]:
-    """The release, ``(13, 0)``.
+    """Return the release, ``(13, 0)``.
 
     Raises:
         FileNotFoundError: ptxas is not installed.
@@ -64,7 +64,7 @@ def ptxas_version() -> tuple[int, int]:
 
 
 def assemble(ptx: str, arch: str) -> dict[str, Usage]:
-    """Assembles ``ptx`` for ``arch`` (``sm_90``), discards the code. Blocks for up to a second.
+    """Assemble ``ptx`` for ``arch`` (``sm_90``), discards the code. Blocks for up to a second.
 
     Returns:
         The usage of each kernel by its name in the PTX.
@@ -89,7 +89,7 @@ def assemble(ptx: str, arch: str) -> dict[str, Usage]:
 
 
 def parse_report(log: str) -> dict[str, Usage]:
-    """Parses the output of ``ptxas --verbose``: the usage of each kernel by its PTX name."""
+    """Parse the output of ``ptxas --verbose``: the usage of each kernel by its PTX name."""
     parts = _ENTRY.split(log)
     found: dict[str, Usage] = {}
     for name, text in zip(parts[1::3], parts[3::3], strict=True):

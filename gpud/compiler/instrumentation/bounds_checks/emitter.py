@@ -37,7 +37,7 @@ _REGISTERS = {
 
 
 def declarations(count: int) -> list[Statement]:
-    """The declarations of the registers of the checks ``0`` to ``count - 1``."""
+    """Return the declarations of the registers of the checks ``0`` to ``count - 1``."""
     return [
         RegisterDeclaration(kind, f"%{STEM}{name}_", count)
         for kind, names in _REGISTERS.items()
@@ -46,12 +46,12 @@ def declarations(count: int) -> list[Statement]:
 
 
 def emit(check: BoundsCheck, line: int = 0) -> tuple[list[Statement], list[Statement]]:
-    """The hot and the cold part of ``check``; ``line`` is that of the access, for messages."""
+    """Return the hot and cold part of ``check``; ``line`` is that of the access, for messages."""
     return _hot(check, line), _Cold(check, line).body
 
 
 def _hot(check: BoundsCheck, line: int) -> list[Statement]:
-    """The statements before the first access."""
+    """Return the statements before the first access."""
     names, guard = _names(check.number), check.guard
     base, size, off, last, out = names.base, names.size, names.off, names.last, names.out
     low, span, align = check.low, check.span, check.align
@@ -105,7 +105,7 @@ class _Cold:
         self._do(_TRAP)
 
     def _only_report(self, member: Member) -> None:
-        """One member for which only the arena is legal: threads that come here have a fault."""
+        """Report the fault of the only member, for which only the arena is legal."""
         do, names = self._do, self._names
         do(_ADD, names.where, self._check.register, immediate(member.low))
         if member.align > 1:
@@ -194,7 +194,7 @@ def _names(number: int) -> _Names:
 
 
 def check_register(name: str, number: int) -> Register:
-    """The register ``name``, one of ``_REGISTERS``, of the check ``number``."""
+    """Return the register ``name``, one of ``_REGISTERS``, of the check ``number``."""
     return Register(f"%{STEM}{name}_{number}")
 
 

@@ -41,7 +41,7 @@ class CheckMatch:
 
 
 def recognise(function: Function) -> list[CheckMatch]:
-    """The bounds checks of a flat function, in the order of their hot parts."""
+    """Return the bounds checks of a flat function, in the order of their hot parts."""
     body = function.body or []
     starts = [index for index, statement in enumerate(body) if _number(statement) is not None]
     if not starts:
@@ -52,7 +52,7 @@ def recognise(function: Function) -> list[CheckMatch]:
 
 
 def fold(function: Function, instead: Callable[[BoundsCheck], Statement]) -> Function:
-    """``function`` with ``instead(check)`` for every hot part, without the cold parts.
+    """Return ``function`` with ``instead(check)`` for every hot part, without the cold parts.
 
     The declarations of the checks' registers stay. The same object if there are no checks.
     """
@@ -73,7 +73,7 @@ def fold(function: Function, instead: Callable[[BoundsCheck], Statement]) -> Fun
 
 
 def _number(statement: Statement) -> int | None:
-    """The number of the bounds check whose first statement may be ``statement``, else None."""
+    """Return the number of the check whose first statement may be ``statement``, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "ld.const.u64":
         return None
     target = statement.operands[0]
@@ -82,7 +82,7 @@ def _number(statement: Statement) -> int | None:
 
 
 def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> CheckMatch | None:
-    """The check whose hot part starts at ``start``, None if the code there is not exactly one."""
+    """Return the check whose hot part starts at ``start``, None if the code there is not one."""
     number = _number(body[start])
     assert number is not None
     cold = labels.get(f"${STEM}cold_{number}")

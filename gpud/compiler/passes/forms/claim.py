@@ -167,7 +167,7 @@ def _branch_if_released(code: CodeBuilder, released: Symbol, stays: Symbol) -> N
 
 
 def _take_held(code: CodeBuilder, slot: Register, claim: Register) -> None:
-    """In the leader: branch to ``publish`` with the next task block that the block holds.
+    """Branch, in the leader, to ``publish`` with the next task block that the block holds.
 
     With the first task block of a chunk claimed in advance, branch to ``check``; fall through if
     the block holds nothing.
@@ -195,7 +195,7 @@ def _take_held(code: CodeBuilder, slot: Register, claim: Register) -> None:
 
 
 def _hold(code: CodeBuilder, claim: Register, total: Register) -> None:
-    """In the leader: store as ``last`` the end of a chunk that begins at ``claim``."""
+    """Store as ``last``, in the leader, the end of a chunk that begins at ``claim``."""
     last = code.register("last")
     code("add.u32", last, claim, code.register("chunk"))
     code("min.u32", last, last, total)
@@ -204,7 +204,7 @@ def _hold(code: CodeBuilder, claim: Register, total: Register) -> None:
 
 
 def _claim_in_advance(code: CodeBuilder, claim: Register, met: Symbol) -> None:
-    """In the leader: issue the atomic of a claim in advance, at the last task block held.
+    """Issue, in the leader, the atomic of a claim in advance, at the last task block held.
 
     Its result is not needed before the next iteration.
     """

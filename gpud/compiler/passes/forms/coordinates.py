@@ -42,13 +42,13 @@ COORDINATES = ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%n
 
 
 def used_coordinates(specials: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``specials`` that are coordinates, in the order of `COORDINATES`."""
+    """Return those of ``specials`` that are coordinates, in the order of `COORDINATES`."""
     present = frozenset(specials)
     return tuple(name for name in COORDINATES if name in present)
 
 
 def replace_specials(body: Iterable[Statement], instead: Mapping[str, Operand]) -> list[Statement]:
-    """``body`` with special registers replaced by other operands."""
+    """Return ``body`` with special registers replaced by other operands."""
     if not instead:
         return list(body)
     made: list[Statement] = []
@@ -162,7 +162,7 @@ def _divide(
     multiplier: Register,
     shift: Register,
 ) -> None:
-    """``quotient = number // divisor`` as `gpud.compiler.abi.fast_division.divide` computes it."""
+    """Append ``quotient = number // divisor``, as `gpud.compiler.abi.fast_division.divide` does."""
     code("ld.global.nc.v2.u32", Vector((multiplier, shift)), divider)
     code("add.u32", quotient, number, number)
     code("mul.hi.u32", quotient, quotient, multiplier)

@@ -106,7 +106,7 @@ class _Rewriter:
         }
 
     def copies(self) -> list[Function]:
-        """The copies, rewritten."""
+        """Return the copies, rewritten."""
         return [
             replace(self.rewrite(self._call_graph.functions[name]), name=copy, linkage=None)
             for name, copy in self._copies.items()
@@ -125,7 +125,7 @@ class _Rewriter:
         return full_barrier_id(self._call_graph.barrier(ins, uses)) is not None
 
     def rewrite(self, function: Function) -> Function:
-        """``function`` with exit-aware barriers; its calls go to the copies."""
+        """Return ``function`` with exit-aware barriers; its calls go to the copies."""
         uses = self._call_graph.uses[function.name]
         code = CodeBuilder(self._stem)
         still, anyone = code.register("still", "pred"), code.register("anyone", "pred")

@@ -74,7 +74,7 @@ def pass_coordinates(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def needs_of(call_graph: CallGraph) -> dict[str, tuple[str, ...]]:
-    """The coordinates that each ``.func`` needs from its caller, by function name."""
+    """Return the coordinates that each ``.func`` needs from its caller, by function name."""
     own = {name: used_coordinates(uses.specials) for name, uses in call_graph.uses.items()}
     return propagate_needs(call_graph, own, COORDINATES)
 
@@ -82,7 +82,7 @@ def needs_of(call_graph: CallGraph) -> dict[str, tuple[str, ...]]:
 def propagate_needs(
     call_graph: CallGraph, own: Mapping[str, Iterable[str]], order: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The keys that each ``.func`` with a body needs from its caller, by function name.
+    """Return the keys that each ``.func`` with a body needs from its caller, by function name.
 
     Args:
         call_graph: the call graph of the module.
@@ -134,19 +134,19 @@ class HiddenParameters:
         self._calls = 0
 
     def offered(self, function: Function, code: CodeBuilder) -> dict[str, Operand]:
-        """The values that ``function`` has without parameters, by key; may append to ``code``."""
+        """Return the values that ``function`` has anyway, by key; may append to ``code``."""
         raise NotImplementedError
 
     def changed(self, function: Function, here: Mapping[str, Operand]) -> list[Statement]:
-        """The rewritten body of ``function``, in which keys have the values in ``here``."""
+        """Return the rewritten body of ``function``, in which keys have the values in ``here``."""
         raise NotImplementedError
 
     def is_concerned(self, function: Function) -> bool:
-        """Whether to rewrite ``function`` even if it neither gets nor passes hidden parameters."""
+        """Return whether to rewrite ``function`` even if it neither gets nor passes parameters."""
         return False
 
     def rewrite(self, function: Function) -> Function:
-        """``function`` with its hidden parameters, which passes on what its callees need."""
+        """Return ``function`` with hidden parameters, passing on what its callees need."""
         own = self._needs.get(function.name, ()) if function.kind == "func" else ()
         uses = self._call_graph.uses.get(function.name)
         passes_on = uses is not None and (
@@ -246,7 +246,7 @@ class _Coordinates(HiddenParameters):
 
 
 def _suffix(name: str) -> str:
-    """``%nctaid.x`` as a part of a name: ``nctaid_x``."""
+    """Return a special register as a part of a name: ``nctaid_x`` for ``%nctaid.x``."""
     return name.lstrip("%").replace(".", "_")
 
 

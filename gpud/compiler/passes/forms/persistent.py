@@ -115,7 +115,7 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def claim_and_slot(entry: Function) -> tuple[Register, Register]:
-    """The registers that hold the claim, and the address of a slot, in a persistent entry.
+    """Return the registers that hold the claim, and the address of a slot, in a persistent entry.
 
     Both keep their values throughout the original body. The address, aligned down to `SLOT_BYTES`,
     is that of the slots' variable.
@@ -162,7 +162,7 @@ def _needs(entry: Function, decision: Decision, call_graph: CallGraph) -> _Needs
 
 
 def _around(entry: Function, loop: _Loop) -> Function:
-    """The entry in persistent form: its body in the loop."""
+    """Return the entry in persistent form: its body in the loop."""
     declarations, body = split_declarations(entry.body or [])
     control = Parameter("u64", loop.control.name)
     slots = Variable("shared", "b8", loop.slots.name, (SLOT_BYTES,), align=SLOT_BYTES)
@@ -176,7 +176,7 @@ def _around(entry: Function, loop: _Loop) -> Function:
 
 @lru_cache(maxsize=64)
 def _loop(needs: _Needs) -> _Loop:
-    """The loop for ``needs``; kernels with equal needs, as most have, share its statements."""
+    """Return the loop for ``needs``; kernels with equal needs (most have) share its statements."""
     return _Loop(needs)
 
 
@@ -233,7 +233,7 @@ class _Loop:
     # -- parts of the loop, in order -----------------------------------------------------------
 
     def _find_leader(self) -> tuple[Register, Register]:
-        """The leader's predicate, and a register that is 0 in the leader only.
+        """Return the leader's predicate, and a register that is 0 in the leader only.
 
         Computed again in every iteration: cheaper than a predicate that is live through the body.
         """
@@ -289,7 +289,7 @@ class _Loop:
 
 
 def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
-    """``body`` with branches to ``start`` in place of ``ret`` and ``exit``, and at its end."""
+    """Return ``body`` with branches to ``start`` for ``ret`` and ``exit``, and at its end."""
     made: list[Statement] = []
     for statement in body:
         if type(statement) is Instruction and FLAGS[statement.opcode.text] & (RETURN | EXIT):
@@ -303,7 +303,7 @@ def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
 
 
 def _is_one_row(entry: Function) -> bool:
-    """Whether the kernel requires blocks whose y and z are 1."""
+    """Return whether the kernel requires blocks whose y and z are 1."""
     required = next((text for text in entry.attributes if text.startswith(".reqntid")), None)
     if required is None:
         return False

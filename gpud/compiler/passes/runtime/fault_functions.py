@@ -141,7 +141,7 @@ _ASSERT = f"""
 
 @cache
 def fault_functions() -> dict[str, Function]:
-    """The functions by name, each after those that it calls. Callers must not change them."""
+    """Return the functions by name, each after those it calls. Callers must not change them."""
     head = f".version {VERSION[0]}.{VERSION[1]}\n.target sm_75\n.address_size 64\n"
     module = flatten_module(parse(head + _LEAVE + _FAULT + _ASSERT))
     return {function.name: function for function in module.functions()}

@@ -147,7 +147,7 @@ def _reports(function: Function, call_graph: CallGraph) -> bool:
 
 
 def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """``module`` with the hidden parameter added to entries in form whole."""
+    """Return ``module`` with the hidden parameter added to entries in form whole."""
     large = False
 
     def change(function: Function) -> Function:
@@ -170,7 +170,7 @@ def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def _with_functions(module: Module, called: set[str]) -> Module:
-    """``module`` with the reporting functions that are ``called``, before all other functions."""
+    """Return ``module`` with the reporting functions that are ``called``, before all others."""
     first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
     if not called.isdisjoint(NORETURN):
         called.add(LEAVE)  # the others call it

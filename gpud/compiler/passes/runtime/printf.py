@@ -141,7 +141,7 @@ class _Extents:
         }
 
     def behind(self, operand: Operand) -> int:
-        """The bytes from an address to the end of its variable; `MOST_VALUES_BYTES` if unknown."""
+        """Return the bytes left in an address's variable; `MOST_VALUES_BYTES` if unknown."""
         offset = 0
         for _ in range(_DEPTH):
             if isinstance(operand, Symbol):

@@ -24,7 +24,7 @@ _WIDEST = 1024  # a precision in the format is limited to this, as on the host
 
 
 def _one_of(letters: str) -> str:
-    """PTX that sets ``%yes`` if ``%c`` is one of ``letters``, whose codes span at most 64."""
+    """Return PTX that sets ``%yes`` if ``%c`` is among ``letters``, codes at most 64 apart."""
     first = min(map(ord, letters))
     mask = sum(1 << ord(letter) - first for letter in letters)
     return f"""sub.u32 %n, %c, {first};

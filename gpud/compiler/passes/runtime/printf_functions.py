@@ -47,7 +47,7 @@ _LARGE = 1 << 30
 
 
 def print_functions(variables: Iterable[Variable]) -> list[Function]:
-    """The functions of ``gpud_print``, each after those that it calls.
+    """Return the functions of ``gpud_print``, each after those that it calls.
 
     Args:
         variables: the program's variables in ``.global`` and ``.const``, including those of its
@@ -63,7 +63,7 @@ def print_functions(variables: Iterable[Variable]) -> list[Function]:
 
 
 def _room(variables: list[Variable]) -> str:
-    """The function that returns how many bytes may be read from an address on; 0: none."""
+    """Build the function that tells how many bytes may be read from an address on; 0: none."""
     names = {one.name for one in variables}
     if ARENA not in names:
         return f"""

@@ -54,7 +54,7 @@ _WORD = 1 << 64
 
 
 def signed(value: int) -> int:
-    """``value`` modulo 2**64 as a signed number, the notation for distances between addresses."""
+    """Return ``value`` modulo 2**64 as a signed number, the notation for address distances."""
     return (value + _WORD // 2) % _WORD - _WORD // 2
 
 
@@ -74,13 +74,13 @@ class AllowedMemory:
     known: Mapping[str, Sequence[Variable]] = field(default_factory=dict)
 
     def variable(self, name: str) -> tuple[Range, int] | None:
-        """The module's variable of that name, and its alignment."""
+        """Return the module's variable of that name, and its alignment."""
         declared = self.known.get(name)
         return None if declared is None else declared_range(declared)
 
 
 def declared_range(declared: Sequence[Variable]) -> tuple[Range, int]:
-    """The variable that is ``declared``, once or several times, and its alignment."""
+    """Return the variable that is ``declared``, once or several times, and its alignment."""
     sizes = [size_and_align(one) for one in declared]
     size, align = (min(promised) for promised in zip(*sizes, strict=True))
     return Range(declared[0].name, declared[0].space, size), align
@@ -115,7 +115,7 @@ class Check:
 def find_checks(
     function: Function, allowed: AllowedMemory, site: Callable[[Instruction], int]
 ) -> list[Check]:
-    """The checks that the flat ``function`` needs, in body order.
+    """Return the checks that the flat ``function`` needs, in body order.
 
     ``site`` returns the site number of an instruction.
 
@@ -239,7 +239,7 @@ class _Finder:
         return found
 
     def _is_inside(self, ins: Instruction, access: Access) -> bool:
-        """Whether the access always lies in the variable that its address names, and is aligned."""
+        """Return whether the access always lies, aligned, in the variable that it names."""
         address = ins.operands[access.operand]
         if not isinstance(address, Address) or not isinstance(address.base, Symbol):
             return False
@@ -270,7 +270,7 @@ def _do(text: str, *operands: Operand | int, guard: Guard | None = None) -> Inst
 
 
 def _made(base: Register | Symbol | None, low: int) -> Materializer:
-    """A variable's address, a number, or a 32-bit register as a 64-bit register."""
+    """Return a variable's address, a number, or a 32-bit register as a 64-bit register."""
 
     def make(target: Register) -> list[Statement]:
         if base is None:
@@ -285,7 +285,7 @@ def _made(base: Register | Symbol | None, low: int) -> Materializer:
 def _made_row(
     base: Register | Symbol | None, stride: Register, bits: int, widths: RegisterWidths
 ) -> Materializer:
-    """The address of a row of a matrix, ``stride`` times ``bits`` bits from ``base``."""
+    """Return the address of a row of a matrix, ``stride`` times ``bits`` bits from ``base``."""
 
     def make(target: Register) -> list[Statement]:
         found: list[Statement] = []
@@ -302,7 +302,7 @@ def _made_row(
 
 
 def _made_end(base: Register, size: Register, widths: RegisterWidths) -> Materializer:
-    """The address ``size`` bytes behind ``base``."""
+    """Return the address ``size`` bytes behind ``base``."""
 
     def make(target: Register) -> list[Statement]:
         wide = "mov.u64" if widths.of(size) == 64 else "cvt.u64.u32"
@@ -312,7 +312,7 @@ def _made_end(base: Register, size: Register, widths: RegisterWidths) -> Materia
 
 
 def _asked(operand: Operand, guard: Guard | None, widths: RegisterWidths) -> Materializer:
-    """The predicate that a copy reads: its size is not 0, or its source is not ignored."""
+    """Return the predicate that a copy reads: its size is not 0, or its source is not ignored."""
 
     def make(target: Register) -> list[Statement]:
         assert isinstance(operand, Register)
@@ -343,7 +343,7 @@ class RegisterWidths:
                 into[statement.name] = _bits(statement.type)
 
     def of(self, register: Register) -> int:
-        """The width of ``register`` in bits.
+        """Return the width of ``register`` in bits.
 
         Raises:
             KeyError: the function does not declare it.

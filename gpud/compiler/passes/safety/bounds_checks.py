@@ -103,7 +103,7 @@ def pass_bounds_checks(module: Module, plan: Mapping[str, Decision], sites: Site
 
 
 def uncheckable(module: Module, entry: str) -> Reason | None:
-    """The reason why ``entry`` of a flat module cannot be checked, None if it can.
+    """Return the reason why ``entry`` of a flat module cannot be checked, None if it can.
 
     Only functions with unusual instructions are examined; all others can be checked.
     """
@@ -163,7 +163,7 @@ def _checked(
 
 @cache
 def _uses_of_checks() -> FunctionSummary:
-    """What bounds checks use, of whatever kind they are."""
+    """Return what bounds checks of any kind use."""
     member = Member(1, 2, 2, 0)
     variables = _HEAP_RANGE, _GRID_RANGE, Range("", "global", 2), Range("", "const", 2)
     everything = BoundsCheck(
@@ -175,7 +175,7 @@ def _uses_of_checks() -> FunctionSummary:
 
 
 def _check_of(number: int, one: PlacedCheck) -> tuple[BoundsCheck, list[Statement]]:
-    """The bounds check, and the statements that must precede it."""
+    """Return the bounds check, and the statements that must precede it."""
     first = one.first
     register, guard = first.register, first.guard
     before: list[Statement] = []
@@ -193,7 +193,7 @@ def _check_of(number: int, one: PlacedCheck) -> tuple[BoundsCheck, list[Statemen
 
 
 def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
-    """``ins`` with ``register`` as the address of ``operand``."""
+    """Return ``ins`` with ``register`` as the address of ``operand``."""
     old = ins.operands[operand]
     assert isinstance(old, Address)
     new = Address(register, 0 if old.base is None else old.offset)
@@ -204,7 +204,7 @@ def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
 
 
 def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
-    """The memory besides the arena that is legal for the accesses of the module."""
+    """Return the memory besides the arena that is legal for the accesses of the module."""
     variables = [item for item in call_graph.module.items if isinstance(item, Variable)]
     known: dict[str, list[Variable]] = {}
     for one in variables:
@@ -254,7 +254,7 @@ def _leaves(value: InitialValue | None) -> Iterator[Initializer]:
 def _variables_first(
     items: list[Function | Variable | Directive],
 ) -> list[Function | Variable | Directive]:
-    """``items`` with variables declared after functions moved before them: checks name them."""
+    """Return ``items`` with all variables before the functions, whose checks name them."""
     first = next((n for n, item in enumerate(items) if isinstance(item, Function)), len(items))
     late = [
         item

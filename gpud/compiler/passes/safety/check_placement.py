@@ -68,7 +68,7 @@ class PlacedCheck:
 
 
 def place_checks(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedCheck]:
-    """The bounds checks for ``checks``, the checks of the function of ``flow`` in body order."""
+    """Return the bounds checks for ``checks`` of the function of ``flow``, in body order."""
     placer = _Placer(flow, checks)
     entering = placer.solve()
     if flow.back_edges and placer.hoist(entering):
@@ -87,7 +87,7 @@ def place_checks(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedCheck
 
 
 def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedCheck]:
-    """Bounds checks for the checks of one block that no fact covers, in order."""
+    """Return bounds checks for the checks of one block that no fact covers, in order."""
     groups: list[_Group] = []
     last: dict[tuple[object, ...], _Group] = {}
     for one in seen:
@@ -111,7 +111,7 @@ class _Group:
         self._high = first.low + first.check.member.span
 
     def takes(self, one: NumberedCheck) -> bool:
-        """Takes in ``one`` if it fits."""
+        """Take in ``one`` if it fits; return whether it does."""
         member = one.check.member
         low, high = min(self._low, one.low), max(self._high, one.low + member.span)
         if high - low > HULL_BYTES or (one.low - low) % member.align:
@@ -124,7 +124,7 @@ class _Group:
         return True
 
     def placed(self) -> PlacedCheck:
-        """Their bounds check."""
+        """Return one bounds check for all of them."""
         first = self._checks[0]
         to_register = first.check.member.low - first.low
         members = [
@@ -150,7 +150,7 @@ class _Transfer:
     written: frozenset[str]
 
     def after(self, facts: Facts) -> Facts:
-        """The facts that hold at the block's end if ``facts`` hold at its start."""
+        """Return the facts that hold at the block's end if ``facts`` hold at its start."""
         if not self.written:
             return facts | self.made
         out = set(self.made)
@@ -200,13 +200,13 @@ class _Placer:
             ]
 
     def walk(self, block: int, facts: Facts) -> BlockValues:
-        """The values of a block at whose start ``facts`` hold."""
+        """Return the values of a block at whose start ``facts`` hold."""
         if not facts and block in self._alone:
             return self._alone[block]
         return BlockValues(self._events[block], facts)
 
     def _effect(self, walk: BlockValues) -> _Transfer:
-        """The transfer function of a block, from a walk without facts."""
+        """Return the transfer function of a block, from a walk without facts."""
         heirs: dict[str | int, list[Value]] = {}
         for name in self._exposed:
             origin, distance = walk.value(Register(name))
@@ -231,7 +231,7 @@ class _Placer:
         return _Transfer(frozenset(made), changed, frozenset(walk.writes))
 
     def solve(self) -> dict[int, Facts]:
-        """The facts that hold at the start of each block."""
+        """Return the facts that hold at the start of each block."""
         entering: dict[int, Facts] = {}
         leaving: dict[int, Facts] = {}
         changed = bool(self._effects)
@@ -286,13 +286,13 @@ class _Placer:
 
 
 def _seen_alone(check: Check) -> NumberedCheck:
-    """A hoisted check, which is of an entry value."""
+    """Return a hoisted check, which is of an entry value."""
     assert check.register is not None
     return NumberedCheck(check, check.register.name, check.member.low, None, 0, covered=False)
 
 
 def _preheader(flow: ControlFlow, loop: Loop) -> tuple[int, int] | None:
-    """(the block before ``loop``, a position that control passes only when it enters the loop).
+    """Return (the block before ``loop``, a position that control passes only on entering it).
 
     ``None`` if there is no such position: the loop has several entering edges, or one by a
     conditional branch.
@@ -314,7 +314,7 @@ def _preheader(flow: ControlFlow, loop: Loop) -> tuple[int, int] | None:
 
 
 def _names_label(ins: Instruction | None, block: Block) -> bool:
-    """Whether ``ins`` is a branch to a label of ``block``."""
+    """Return whether ``ins`` is a branch to a label of ``block``."""
     if ins is None or not FLAGS[ins.opcode.text] & BRANCH:
         return False
     if ins.opcode.base != "bra":

@@ -99,7 +99,7 @@ class _Rewriter:
         self._count = 0
 
     def rewritten(self) -> Function:
-        """The function with its checks."""
+        """Return the function with its checks."""
         for statement in self._function.body or ():
             if isinstance(statement, Instruction):
                 if statement.opcode.base == "brx":
@@ -149,7 +149,7 @@ class _Rewriter:
 
 
 def _declared(module: Module, call_graph: CallGraph, named: Mapping[str, None]) -> Module:
-    """``module`` with a declaration of each of ``named`` before all functions."""
+    """Return ``module`` with a declaration of each of ``named`` before all functions."""
     if not named:
         return module
     first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))

@@ -54,7 +54,7 @@ __all__ = ["may_run_long", "pass_kill"]
 
 
 def may_run_long(call_graph: CallGraph, entries: Iterable[str]) -> frozenset[str]:
-    """Those of ``entries`` that need polls, or reach by direct calls a function that does."""
+    """Return those of ``entries`` that need polls, or directly call a function that does."""
     cycles = _Cycles(call_graph)
     return frozenset(entry for entry in entries if cycles.within(entry))
 
@@ -104,7 +104,7 @@ class _Cycles:
         self.recursive = recursive(call_graph)
 
     def has(self, name: str) -> bool:
-        """Whether the function itself needs polls."""
+        """Return whether the function itself needs polls."""
         found = self._known.get(name)
         if found is None:
             found = name in self.recursive or (
@@ -114,14 +114,14 @@ class _Cycles:
         return found
 
     def poll_blocks(self, name: str) -> list[int]:
-        """The basic blocks of a function at whose ends polls stand."""
+        """Return the basic blocks of a function at whose ends polls stand."""
         flow = self._call_graph.flow(name)
         edges = retreating_edges(flow)
         soon = bounded_loops(flow) if len(edges) == len(flow.back_edges) else ()
         return list(dict.fromkeys(edge[0] for edge in edges if edge not in soon))
 
     def within(self, entry: str) -> list[str]:
-        """The functions that ``entry`` reaches by direct calls and that need or reach polls."""
+        """Return the functions, reached by direct calls of ``entry``, that need or reach polls."""
         order = [entry]
         reached = {entry}
         for name in order:  # grows during the iteration
@@ -142,7 +142,7 @@ class _Cycles:
 
 @cache
 def _uses_of_polls() -> FunctionSummary:
-    """What any number of polls use."""
+    """Return what any number of polls use."""
     return summarize([*emit(0), *leave()])
 
 
@@ -155,7 +155,7 @@ class _Writer:
         self._copies = copies
 
     def rewrite(self, function: Function) -> Function:
-        """``function`` with polls; its calls go to the copies."""
+        """Return ``function`` with polls; its calls go to the copies."""
         places = self._places(function)
         head: list[Statement] = []
         body: list[Statement] = []
@@ -185,7 +185,7 @@ class _Writer:
         return self._call_graph.extend(function, polled, _uses_of_polls())
 
     def _places(self, function: Function) -> frozenset[int]:
-        """The positions in the body before which polls stand."""
+        """Return the positions in the body before which polls stand."""
         if not self._cycles.has(function.name):
             return frozenset()
         found: dict[int, None] = {}

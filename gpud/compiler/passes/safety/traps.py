@@ -103,7 +103,7 @@ class _Traps:
         self._count = 0
 
     def rewritten(self) -> Function:
-        """The function with fault reports in place of traps."""
+        """Return the function with fault reports in place of traps."""
         for statement in self._function.body or ():
             if isinstance(statement, Instruction):
                 base = statement.opcode.base
@@ -150,7 +150,7 @@ class _Traps:
         self._report(ins, Instruction(opcode("call"), (Symbol(ASSERT), arguments), None, ins.line))
 
     def _value(self, argument: Operand) -> Operand | None:
-        """The value of an argument of the next call, whose store is removed; None if not found."""
+        """Return the value of an argument of the next call, removing its store; None if unknown."""
         if isinstance(argument, Register | Immediate):
             return argument
         if not isinstance(argument, Symbol):
@@ -170,7 +170,7 @@ class _Traps:
         return None
 
     def _captured(self, at: int, store: Instruction, overwritten: set[str]) -> Operand | None:
-        """The value of the store at ``at``, which is removed; None if it cannot be passed on."""
+        """Return the value of the store at ``at``, removing it; None if it cannot be passed on."""
         value = store.operands[1]
         if not isinstance(value, Register | Immediate) or store.guard is not None:
             return None
@@ -186,7 +186,7 @@ class _Traps:
         return value
 
     def _without_unused(self) -> list[Statement]:
-        """The body without ``.param`` variables that have become unused."""
+        """Return the body without ``.param`` variables that have become unused."""
         used: set[str] = set()
         for statement in self._made:
             if isinstance(statement, Instruction):

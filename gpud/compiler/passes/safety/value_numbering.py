@@ -108,11 +108,11 @@ class BlockValues:
                 self._write(targets, step)
 
     def value(self, register: Register) -> Value:
-        """The current value of ``register``."""
+        """Return the current value of ``register``."""
         return self.values.get(register.name) or (register.name, 0)
 
     def condition(self, guard: Guard | None) -> Condition:
-        """``guard`` as a condition, with the current contents of its register."""
+        """Return ``guard`` as a condition, with the current contents of its register."""
         if guard is None:
             return None
         name = guard.register.name
@@ -152,7 +152,7 @@ Step = tuple[Register, int]
 
 
 def _step(ins: Instruction, widths: RegisterWidths) -> Step | None:
-    """The copy that ``ins`` makes; ``None`` if it does anything else, or has a guard."""
+    """Return the copy that ``ins`` makes; ``None`` if it does anything else, or has a guard."""
     text, operands = ins.opcode.text, ins.operands
     step = _source(text, operands)
     if step is None or ins.guard is not None:
@@ -200,7 +200,7 @@ writes from which addresses or guards derive, and the copy that it makes."""
 
 
 def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Event]]:
-    """The relevant instructions of each block."""
+    """Return the relevant instructions of each block."""
     widths = RegisterWidths(flow.function)
     steps: dict[int, Step] = {}
     sources: dict[str, list[str]] = {}
@@ -234,14 +234,14 @@ def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Ev
 
 
 def _results(ins: Instruction) -> tuple[Register, ...]:
-    """The registers that ``ins`` may write: if its opcode is not known, all that it names."""
+    """Return the registers that ``ins`` may write: all that it names if its opcode is unknown."""
     if is_familiar(ins.opcode.base):
         return written(ins)
     return (*written(ins), *read(ins))
 
 
 def _wanted(at: Mapping[int, Sequence[Check]], sources: Mapping[str, Sequence[str]]) -> set[str]:
-    """The registers of checks, bases and guards, and the registers they are copied from."""
+    """Return the registers of checks, bases and guards, and the registers they are copied from."""
     wanted: set[str] = set()
     for checks in at.values():
         for check in checks:
@@ -259,7 +259,7 @@ def _wanted(at: Mapping[int, Sequence[Check]], sources: Mapping[str, Sequence[st
 
 
 def _covers(fact: Fact, check: Check, low: int, condition: Condition) -> bool:
-    """Whether ``fact`` includes the check's range, ``low`` from the same origin."""
+    """Return whether ``fact`` includes the check's range, ``low`` from the same origin."""
     member = check.member
     if not (fact.low <= low and low + member.span <= fact.low + fact.span):
         return False

@@ -178,7 +178,7 @@ def _define_region(kernel: KernelContext, cut: int) -> None:
 
 
 def _define_dispatch(kernel: KernelContext) -> None:
-    """``void @run_region(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
+    """Define ``void @run_region(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
     arguments = f"{BLOCK_ARGUMENT}, i32 %cut, i32 %t0, i32 %t1"
     header = f"define void @run_region({arguments}) nounwind"
     if kernel.ir.flushes:
@@ -226,7 +226,7 @@ def _metadata(ir: IRModule) -> None:
 
 
 def _reachable(prepared: Prepared) -> list[ptx.Function]:
-    """The functions that the kernel may call, directly or indirectly, in a stable order."""
+    """Return the functions that the kernel may call, directly or indirectly, in a stable order."""
     found: dict[str, None] = {}
     work = [prepared.entry]
     while work:
@@ -247,7 +247,7 @@ def _shared_layout(
     functions: list[ptx.Function],
     data: ModuleLayout,
 ) -> ModuleLayout:
-    """``data`` plus the shared variables that this kernel uses."""
+    """Return ``data`` plus the shared variables that this kernel uses."""
     bodies = [prepared.entry.body or [], *(f.body or [] for f in functions)]
     used = {
         name

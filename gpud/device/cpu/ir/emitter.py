@@ -47,7 +47,7 @@ class IRModule:
             self._declarations[name] = text
 
     def has(self, name: str) -> bool:
-        """Whether ``name`` was declared or defined once."""
+        """Return whether ``name`` was declared or defined once."""
         return name in self._declarations
 
     def metadata(self, name: str, text: str) -> None:
@@ -55,7 +55,7 @@ class IRModule:
         self._footer.setdefault(name, text)
 
     def text(self) -> str:
-        """The module as LLVM assembly."""
+        """Return the module as LLVM assembly."""
         return "\n".join(
             [*self._declarations.values(), *self._definitions, *self._footer.values(), ""]
         )
@@ -91,20 +91,20 @@ class Emitter:
         self._lines.append(f"  {text}")
 
     def alloca(self, type_: str, hint: str = "a") -> str:
-        """A stack slot in the function's entry block; returns its pointer."""
+        """Add a stack slot to the function's entry block; return its pointer."""
         name = f"%{hint}.{self._next}"
         self._next += 1
         self._entry.append(f"  {name} = alloca {type_}")
         return name
 
     def named_alloca(self, name: str, type_: str) -> None:
-        """A stack slot with a given unique name (``%`` included)."""
+        """Add a stack slot with a given unique name (``%`` included)."""
         self._entry.append(f"  {name} = alloca {type_}")
 
     # -- blocks
 
     def label(self, hint: str = "L") -> str:
-        """A new block name, not placed yet."""
+        """Return a new block name, not placed yet."""
         name = f"{hint}.{self._next}"
         self._next += 1
         return name
@@ -125,7 +125,7 @@ class Emitter:
         self.end(f"br i1 {condition}, label %{then}, label %{otherwise}")
 
     def branch_unlikely(self, condition: str, then: str, otherwise: str) -> None:
-        """As `branch`, with branch weights that mark a true condition as unlikely."""
+        """Branch as `branch` does, with weights that mark a true condition as unlikely."""
         self.module.metadata(_UNLIKELY, f'{_UNLIKELY} = !{{!"branch_weights", i32 1, i32 100000}}')
         self.end(f"br i1 {condition}, label %{then}, label %{otherwise}, !prof {_UNLIKELY}")
 
@@ -137,7 +137,7 @@ class Emitter:
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """``if (condition) { ... }``"""
+        """Emit ``if (condition) { ... }`` around the code of the context."""
         then, after = self.label("then"), self.label("fi")
         self.branch(condition, then, after)
         self.place(then)
@@ -147,7 +147,7 @@ class Emitter:
 
     @contextmanager
     def loop(self) -> Iterator[tuple[str, str]]:
-        """``for (;;) { ... }``; yields the (continue, break) labels; leaves by jumping to break."""
+        """Emit ``for (;;) { ... }``; yield the labels to (continue, break), the only way out."""
         again, out = self.label("loop"), self.label("done")
         self.place(again)
         yield again, out
@@ -156,7 +156,7 @@ class Emitter:
 
     @contextmanager
     def count(self, start: str, stop: str, type_: str = "i32", metadata: str = "") -> Iterator[str]:
-        """``for (i = start; i < stop; i++) { ... }`` (signed); yields the value of i.
+        """Emit ``for (i = start; i < stop; i++) { ... }`` (signed); yield the value of i.
 
         ``metadata`` is appended to the back edge, with its comma.
         """

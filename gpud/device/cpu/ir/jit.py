@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def _target_machine() -> Any:
-    """A new target machine: MCJIT takes ownership of it and destroys it with the engine."""
+    """Return a new target machine: MCJIT takes ownership of it and destroys it with the engine."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
@@ -56,7 +56,7 @@ class NativeCode:
         }
 
     def function(self, name: str, kind: Callable[[int], Any]) -> Any:
-        """A ctypes function of an exported name."""
+        """Return a ctypes function of an exported name."""
         return kind(self.addresses[name])
 
 
@@ -124,7 +124,7 @@ def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
 
 
 def callback_address(function: Any) -> int:
-    """The address of a ctypes callback, for `add_symbols`; the caller keeps it alive."""
+    """Return the address of a ctypes callback, for `add_symbols`; the caller keeps it alive."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address

@@ -45,12 +45,12 @@ _WIDTH = {"i1": 1, "half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 6
 
 
 def width(llvm_type: str) -> int:
-    """Bits of a scalar LLVM type."""
+    """Return the bits of a scalar LLVM type."""
     return _WIDTH.get(llvm_type) or int(llvm_type[1:])
 
 
 def zero(llvm_type: str) -> str:
-    """The zero of a scalar LLVM type."""
+    """Return the zero of a scalar LLVM type."""
     return {"i": "0", "p": "null"}.get(llvm_type[0], "0.0")
 
 
@@ -58,25 +58,25 @@ class Addresses(Protocol):
     """The values of a thread's special registers, and the addresses of symbols and state spaces."""
 
     def special(self, name: str) -> tuple[str, str]:
-        """(value, LLVM integer type) of a special register such as ``%tid.x``."""
+        """Return (value, LLVM integer type) of a special register such as ``%tid.x``."""
 
     def symbol(self, name: str) -> str:
-        """The i64 address of a variable, parameter or function, in its own state space."""
+        """Return the i64 address of a variable, parameter or function, in its own state space."""
 
     def shared_base(self) -> str:
-        """``ptr`` to the block's shared memory."""
+        """Return a ``ptr`` to the block's shared memory."""
 
     def shared_size(self) -> str:
-        """i64 size in bytes of the block's shared memory, static and dynamic."""
+        """Return the size in bytes (i64) of the block's shared memory, static and dynamic."""
 
     def local_range(self) -> tuple[str, str]:
-        """(i64 first address, i64 size in bytes) of all local memory of the block."""
+        """Return (i64 first address, i64 size in bytes) of all local memory of the block."""
 
     def const_range(self) -> tuple[str, str]:
-        """(i64 first address, i64 size in bytes) of the module's constant memory."""
+        """Return (i64 first address, i64 size in bytes) of the module's constant memory."""
 
     def param_range(self) -> tuple[str, str]:
-        """(i64 first address, i64 size in bytes) of the kernel's parameters."""
+        """Return (i64 first address, i64 size in bytes) of the kernel's parameters."""
 
 
 class Thread:
@@ -115,7 +115,7 @@ class Thread:
     # -- registers
 
     def slot(self, name: str) -> str:
-        """The stack slot of a register, created on first use."""
+        """Return the stack slot of a register, created on first use."""
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = f"%R.{name.lstrip('%').replace('%', '_')}"
@@ -127,7 +127,7 @@ class Thread:
         self._slots[name] = slot
 
     def read(self, operand: ptx.Operand, type_: str) -> str:
-        """The value of an operand as ``LLVM_TYPE[type_]``.
+        """Return the value of an operand as ``LLVM_TYPE[type_]``.
 
         A register wider than the type is truncated, a narrower one zero-extended.
         """
@@ -156,7 +156,7 @@ class Thread:
         raise TypeError(f"{operand!r} cannot be read as .{type_}")
 
     def _canonical(self, value: str) -> str:
-        """``value``, with any NaN replaced by the GPU's canonical one, 0x7fffffff."""
+        """Return ``value``, with any NaN replaced by the GPU's canonical one, 0x7fffffff."""
         nan = self.emitter.value(f"fcmp uno float {value}, {value}")
         one = "bitcast (i32 2147483647 to float)"
         return self.emitter.value(f"select i1 {nan}, float {one}, float {value}")
@@ -225,7 +225,7 @@ class Thread:
     # -- memory
 
     def pointer(self, address: ptx.Operand, space: str) -> str:
-        """``ptr`` for ``[base+offset]`` in a state space ("" is generic)."""
+        """Return the ``ptr`` for ``[base+offset]`` in a state space ("" is generic)."""
         if not isinstance(address, ptx.Address):
             raise TypeError(f"{address!r} is not an address")
         base, offset = address.base, address.offset
@@ -249,7 +249,7 @@ class Thread:
     # -- the carry flag of add.cc, addc, sub.cc, subc, mad.cc, madc
 
     def read_carry(self) -> str:
-        """CC.CF as an i1."""
+        """Return CC.CF as an i1."""
         return self.emitter.value(f"load i1, ptr {self.slot('%CC.CF')}")
 
     def write_carry(self, value: str) -> None:

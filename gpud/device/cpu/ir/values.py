@@ -49,7 +49,7 @@ class Value:
         return width(self.type)
 
     def constant(self, number: Number) -> Value:
-        """``number`` as a constant of this value's type."""
+        """Return ``number`` as a constant of this value's type."""
         return constant(self.emitter, self.type, number)
 
     def _new(self, type_: str, text: str) -> Value:
@@ -62,7 +62,7 @@ class Value:
         return self.constant(other).text
 
     def op(self, name: str, other: Value | Number) -> Value:
-        """The LLVM instruction ``name`` on this value and ``other``."""
+        """Return the LLVM instruction ``name`` on this value and ``other``."""
         return self._new(self.type, f"{name} {self.type} {self.text}, {self._text(other)}")
 
     # -- arithmetic: integer or floating point by the type
@@ -103,61 +103,61 @@ class Value:
         return self.op("shl", other)
 
     def __rshift__(self, other: Value | Number) -> Value:
-        """Logical right shift; `sar` is the arithmetic one. Shifts by the width are poison."""
+        """Shift right logically (`sar`: arithmetically). Shifts by the width are poison."""
         return self.op("lshr", other)
 
     def sar(self, other: Value | Number) -> Value:
-        """Arithmetic right shift."""
+        """Shift right arithmetically."""
         return self.op("ashr", other)
 
     def unary(self, name: str) -> Value:
-        """The LLVM intrinsic ``llvm.<name>`` of this value."""
+        """Return the LLVM intrinsic ``llvm.<name>`` of this value."""
         return intrinsic(name, self)
 
     def fma(self, factor: Value | Number, addend: Value | Number) -> Value:
-        """``self * factor + addend``, rounded once."""
+        """Return ``self * factor + addend``, rounded once."""
         return intrinsic("fma", self, self._value(factor), self._value(addend))
 
     def _value(self, other: Value | Number) -> Value:
         return other if isinstance(other, Value) else self.constant(other)
 
     def min_s(self, other: Value | Number) -> Value:
-        """The smaller, as signed integers."""
+        """Return the smaller, as signed integers."""
         return intrinsic("smin", self, self._value(other))
 
     def max_s(self, other: Value | Number) -> Value:
-        """The larger, as signed integers."""
+        """Return the larger, as signed integers."""
         return intrinsic("smax", self, self._value(other))
 
     def min_u(self, other: Value | Number) -> Value:
-        """The smaller, as unsigned integers."""
+        """Return the smaller, as unsigned integers."""
         return intrinsic("umin", self, self._value(other))
 
     def max_u(self, other: Value | Number) -> Value:
-        """The larger, as unsigned integers."""
+        """Return the larger, as unsigned integers."""
         return intrinsic("umax", self, self._value(other))
 
     # -- comparisons, as i1
 
     def compare(self, predicate: str, other: Value | Number) -> Value:
-        """``icmp`` or ``fcmp`` with an LLVM predicate."""
+        """Compare by ``icmp`` or ``fcmp`` with an LLVM predicate."""
         name = "fcmp" if self.type in _FLOATS else "icmp"
         return self._new("i1", f"{name} {predicate} {self.type} {self.text}, {self._text(other)}")
 
     def eq(self, other: Value | Number) -> Value:
-        """Equal; for floats ordered and equal."""
+        """Return whether both are equal; for floats ordered and equal."""
         return self.compare("oeq" if self.type in _FLOATS else "eq", other)
 
     def ne(self, other: Value | Number) -> Value:
-        """Not equal; for floats also true when either is NaN."""
+        """Return whether both differ; for floats also true when either is NaN."""
         return self.compare("une" if self.type in _FLOATS else "ne", other)
 
     def is_nan(self) -> Value:
-        """Whether a float is NaN."""
+        """Return whether a float is NaN."""
         return self.compare("uno", 0.0)
 
     def select(self, yes: Value | Number, no: Value | Number) -> Value:
-        """``yes`` where this i1 is true, else ``no``; at least one is a `Value`."""
+        """Return ``yes`` where this i1 is true, else ``no``; at least one is a `Value`."""
         if not isinstance(yes, Value):
             assert isinstance(no, Value)
             yes = no.constant(yes)
@@ -170,34 +170,34 @@ class Value:
     # -- conversions
 
     def cast(self, name: str, type_: str) -> Value:
-        """The LLVM conversion ``name`` (``zext``, ``fptrunc``, ...) to ``type_``."""
+        """Return the LLVM conversion ``name`` (``zext``, ``fptrunc``, ...) to ``type_``."""
         if type_ == self.type:
             return self
         return self._new(type_, f"{name} {self.type} {self.text} to {type_}")
 
     def zext(self, type_: str) -> Value:
-        """Zero-extended integer (or itself)."""
+        """Zero-extend an integer, unless it has that type."""
         return self.cast("zext", type_)
 
     def sext(self, type_: str) -> Value:
-        """Sign-extended integer (or itself)."""
+        """Sign-extend an integer, unless it has that type."""
         return self.cast("sext", type_)
 
     def trunc(self, type_: str) -> Value:
-        """Integer cut to its low bits (or itself)."""
+        """Truncate an integer to its low bits, unless it has that type."""
         return self.cast("trunc", type_)
 
     def bits(self) -> Value:
-        """The bits as an integer of the same width."""
+        """Return the bits as an integer of the same width."""
         return self.cast("bitcast", _INT_OF.get(self.type, self.type))
 
     def as_type(self, type_: str) -> Value:
-        """The same bits as another type of the same width."""
+        """Return the same bits as another type of the same width."""
         return self.cast("bitcast", type_)
 
 
 def constant(emitter: Emitter, type_: str, number: Number) -> Value:
-    """``number`` as a constant, rounded to the nearest value of its type."""
+    """Return ``number`` as a constant, rounded to the nearest value of its type."""
     if type_ == "i1":
         return Value(emitter, type_, "true" if number else "false")
     if type_ in _FLOATS:
@@ -240,7 +240,7 @@ def intrinsic(name: str, *arguments: Value) -> Value:
 
 
 def read(t: Thread, operand: ptx.Operand, type_: str) -> Value:
-    """The value of a PTX operand as a PTX type."""
+    """Return the value of a PTX operand as a PTX type."""
     return Value(t.emitter, LLVM_TYPE[type_], t.read(operand, type_))
 
 

@@ -38,7 +38,7 @@ class CollectiveKind:
 
 
 def collective_kind(ins: Instruction) -> CollectiveKind:
-    """The kind of a warp collective.
+    """Return the kind of a warp collective.
 
     Raises:
         KernelRejected: there is no such collective, or the CPU device does not support it.

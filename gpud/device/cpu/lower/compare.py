@@ -29,7 +29,7 @@ _HALF_PAIR = ("f16x2", "bf16x2")
 
 
 def read_float(thread: Thread, operand: Operand, type_: str, *, ftz: bool = False) -> Value:
-    """An operand of type f16, bf16, f32 or f64 as a float or double."""
+    """Return an operand of type f16, bf16, f32 or f64 as a float or double."""
     if type_ in _HALF:
         bits = read(thread, operand, "b16")
         return widen(flush_half(bits) if ftz and type_ == "f16" else bits, type_)
@@ -38,7 +38,7 @@ def read_float(thread: Thread, operand: Operand, type_: str, *, ftz: bool = Fals
 
 
 def _predicate(ins: Instruction, comparison: str, type_: str) -> str:
-    """The LLVM predicate of a PTX comparison on a type."""
+    """Return the LLVM predicate of a PTX comparison on a type."""
     if type_[0] in "fb" and "f" in type_:
         found = _FLOAT_PREDICATE.get(comparison)
     elif comparison in ("eq", "ne"):
@@ -55,7 +55,7 @@ def _predicate(ins: Instruction, comparison: str, type_: str) -> str:
 def _compare(
     thread: Thread, ins: Instruction, comparison: str, type_: str, *, ftz: bool
 ) -> list[Value]:
-    """The i1 results of comparing the operands: one, or (low, high) of a packed type."""
+    """Return the i1 results of comparing the operands: one, or (low, high) of a packed type."""
     first, second = ins.operands[1:3]
     if type_ in _HALF_PAIR:
         element = type_[:-2]

@@ -49,7 +49,7 @@ LLVM_ORDER = {
 
 
 def rejected(instruction: Instruction, problem: str) -> KernelRejected:
-    """The error for an instruction, modifier or type that the CPU device does not support."""
+    """Return the error for an instruction, modifier or type that this device does not support."""
     return KernelRejected(
         "unsupported-instruction",
         f"the CPU device does not run this instruction: {problem}",

@@ -38,7 +38,7 @@ _BY_MODIFIER = {  # by base and modifier
 
 
 def unsupported_error(instruction: Instruction) -> KernelRejected | None:
-    """The error for an instruction that the CPU device never supports; None for any other.
+    """Return the error for an instruction that the CPU device never supports; None for any other.
 
     Modifiers and types that a lowering does not know are rejected by the lowering itself.
     """

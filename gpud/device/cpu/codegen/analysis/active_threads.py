@@ -117,7 +117,7 @@ class ActiveThreads:
     # -- values
 
     def _held(self, ins: ptx.Instruction) -> Mask:
-        """Mask of the threads that may run ``ins``."""
+        """Return the mask of the threads that may run ``ins``."""
         asked = None if ins.guard is None else self._guard(ins.guard)
         if asked is None:
             return np.ones(self._shape.threads, np.bool_)
@@ -125,7 +125,7 @@ class ActiveThreads:
         return ~known | held
 
     def _guard(self, guard: ptx.Guard) -> tuple[Mask, Mask] | None:
-        """For which threads a guard holds, and for which of them that is known."""
+        """Return for which threads a guard holds, and for which of them that is known."""
         found = self._now(guard.register.name)
         return None if found is None else ((found.numbers != 0) != guard.negated, found.known)
 
@@ -137,12 +137,12 @@ class ActiveThreads:
         self._values[name] = result
 
     def _now(self, name: str) -> Values | None:
-        """The values of a register at this point of the stage."""
+        """Return the values of a register at this point of the stage."""
         return self._values[name] if name in self._values else self._always.of(name)
 
 
 def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int]:
-    """The first thread that a stage has an effect for, and the one after the last.
+    """Return the first thread that a stage has an effect for, and the one after the last.
 
     All threads if nothing better is known, or if the loop over the others would not be one over the
     threads of a row.
@@ -182,7 +182,7 @@ def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int
 
 
 def _has_side_effect(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` has an effect other than on registers: on memory, or by ending the block.
+    """Return whether ``ins`` affects more than registers: memory, or by ending the block.
 
     Waits and branches at the stage's end belong to the stage and do not count.
     """
@@ -195,7 +195,7 @@ def _has_side_effect(ins: ptx.Instruction) -> bool:
 
 
 def _reached(start: int, inside: Sequence[Block]) -> Iterator[Block]:
-    """The blocks of ``inside`` that are reachable from ``start``."""
+    """Return the blocks of ``inside`` that are reachable from ``start``."""
     blocks = {block.index: block for block in inside}
     work = [start]
     while work:

@@ -35,7 +35,7 @@ _ARITHMETIC = _PLAIN_OPERATIONS | frozenset(
 
 
 def computes_with_floats(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` uses its operands as numbers only, so a NaN's bits do not matter to it."""
+    """Return whether ``ins`` uses operands as numbers only, so that a NaN's bits do not matter."""
     base = ins.opcode.base
     if base in _DATA_MOVES:
         return not any(isinstance(o, ptx.Vector) for o in ins.operands)
@@ -45,7 +45,7 @@ def computes_with_floats(ins: ptx.Instruction) -> bool:
 def noncanonical_registers(
     body: Iterable[ptx.Statement], storage: dict[str, str]
 ) -> frozenset[str]:
-    """Registers stored as ``float`` that may hold a NaN other than the GPU's."""
+    """Return the registers stored as ``float`` that may hold a NaN other than the GPU's."""
     found: set[str] = set()
     passing: list[ptx.Instruction] = []
     for ins in body:

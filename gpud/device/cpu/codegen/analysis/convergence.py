@@ -113,7 +113,7 @@ class Convergence:
         self.solo = {b for b in self.flow.order if self._must_diverge(self.flow.blocks[b])}
 
     def definitions_of(self, name: str) -> Sequence[tuple[int, ptx.Instruction]]:
-        """The instructions that write a register, each with its block."""
+        """Return the instructions that write a register, each with its block."""
         return self._definitions.get(name, ())
 
     @property
@@ -148,7 +148,7 @@ class Convergence:
         self.bodies = {n: body for n, body in self.bodies.items() if n in self.voted}
 
     def _live_after_branch(self, block: Block, region: set[int]) -> set[str]:
-        """The registers that ``region`` writes and code after ``block``'s branch may read."""
+        """Return the registers that ``region`` writes and code after its branch may read."""
         join = self.flow.post_dominators[block.index]
         if join is None or join == self.flow.exit:
             return set()
@@ -157,7 +157,7 @@ class Convergence:
         return names.intersection(self.regions.live_into(join))
 
     def diverges(self, block: Block) -> bool:
-        """Whether ``block`` ends in a branch (or guarded end) on a varying predicate."""
+        """Return whether ``block`` ends in a branch (or guarded end) on a varying predicate."""
         last = block.last
         if last is None or len(block.successors) < 2:
             return False
@@ -243,7 +243,7 @@ class Convergence:
         return self._is_bounds_guard(last.guard.register)
 
     def _is_bounds_guard(self, predicate: ptx.Register) -> bool:
-        """Whether ``predicate`` tests if a thread's index in the whole grid is within the data.
+        """Return whether ``predicate`` tests if a thread's index in the grid is within the data.
 
         That is an integer comparison of a uniform value with the sum of a uniform register and a
         thread number, such as ``blockIdx.x * blockDim.x + threadIdx.x``, or several of them
@@ -264,7 +264,7 @@ class Convergence:
         return len(varying) == 1 and self._is_grid_index(varying[0])
 
     def _is_grid_index(self, register: ptx.Register) -> bool:
-        """Whether ``register`` combines a uniform register with a varying value."""
+        """Return whether ``register`` combines a uniform register with a varying value."""
         definitions = self.definitions_of(register.name)
         if len(definitions) != 1:
             return False
@@ -280,7 +280,7 @@ class Convergence:
         return any(flags(p.instruction.opcode) & BARRIER for p in block.places)
 
     def _is_lockstep_loop(self, block: Block, loop: frozenset[int]) -> bool:
-        """Whether all threads count the loop's iterations alike, or it strides by the grid."""
+        """Return whether all threads count the iterations alike, or it strides by the grid."""
         last = block.last
         if last is None or last.guard is None:
             return False
@@ -303,7 +303,7 @@ class Convergence:
     def _has_uniform_step(
         self, name: str, inside: list[ptx.Instruction], path: frozenset[str]
     ) -> bool:
-        """Whether a register changes by the same amount in all threads in each iteration."""
+        """Return whether a register changes by the same amount in all threads in each iteration."""
         if name not in self.varying or name in path:
             return True
         return all(
@@ -315,7 +315,7 @@ class Convergence:
         )
 
     def _is_grid_stride(self, name: str, inside: list[ptx.Instruction]) -> bool:
-        """Whether a register's increment is computed from the size of the grid."""
+        """Return whether a register's increment is computed from the size of the grid."""
         found = {name}
         work = [i for i in inside if name in (r.name for r in written(i))]
         while work and len(found) < _MAX_DEFINITIONS:
@@ -331,7 +331,7 @@ class Convergence:
         return False
 
     def _must_diverge(self, block: Block) -> bool:
-        """Whether ``block`` cannot run in lockstep: arrivals, traps, varying tables with waits."""
+        """Return whether ``block`` cannot run in lockstep: arrivals, traps, tables with waits."""
         if block.index in self.inner:
             return False
         for place in block.places:
@@ -344,7 +344,7 @@ class Convergence:
         return last is not None and last.opcode.base == "brx" and block.index in self.voted
 
     def is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
-        """Whether ``ins`` can run once for all threads, before the loop over them."""
+        """Return whether ``ins`` can run once for all threads, before the loop over them."""
         targets = written(ins)
         if block in self.inner or not targets or waits(ins):
             return False

@@ -26,7 +26,7 @@ __all__ = ["Region", "Regions", "waits"]
 
 
 def waits(ins: ptx.Instruction | None) -> bool:
-    """Whether the thread stops at ``ins`` until others arrive: a barrier or a collective."""
+    """Return whether the thread stops at ``ins`` until others arrive: a barrier or a collective."""
     if ins is None:
         return False
     bits = flags(ins.opcode)
@@ -68,11 +68,11 @@ class Regions:
         return [self.flow.blocks[b] for b in self.flow.order]
 
     def is_cut(self, block: int) -> bool:
-        """Whether a thread can be suspended before ``block`` (the virtual exit included)."""
+        """Return whether a thread can be suspended before ``block`` (the virtual exit included)."""
         return block in self._is_cut or block == self.flow.exit
 
     def live_into(self, block: int) -> tuple[str, ...]:
-        """Names of the registers that are live into ``block``, in a stable order."""
+        """Return the names of the registers that are live into ``block``, in a stable order."""
         found = self._names.get(block)
         if found is None:
             bits = self.liveness.live_in[block]
@@ -81,7 +81,7 @@ class Regions:
         return found
 
     def spilled_at(self, block: int) -> tuple[str, ...]:
-        """Registers to spill for a thread that stops before ``block``.
+        """Return the registers to spill for a thread that stops before ``block``.
 
         They are the live ones, with those that can be recomputed replaced by the leaves of their
         recipes.
@@ -100,14 +100,14 @@ class Regions:
         return found
 
     def recomputed_at(self, block: int) -> frozenset[str]:
-        """Live registers that are recomputed, not spilled, before ``block``."""
+        """Return the live registers that are recomputed, not spilled, before ``block``."""
         if self.recomputable is None:
             return frozenset()
         available = self.recomputable.available.get(block, frozenset())
         return available.intersection(self.live_into(block))
 
     def to_spill(self, block: int, targets: Iterable[int]) -> list[str]:
-        """Registers that are recomputed at ``block`` but must be spilled at one of ``targets``.
+        """Return the registers to recompute at ``block`` but to spill at one of ``targets``.
 
         Their operands change in between.
         """
@@ -119,7 +119,7 @@ class Regions:
         return list(names)
 
     def recipe(self, names: Iterable[str], block: int) -> list[ptx.Instruction]:
-        """The instructions that compute those of ``names`` that are recomputed at ``block``."""
+        """Return the instructions for those of ``names`` that are recomputed at ``block``."""
         if self.recomputable is None:
             return []
         here = self.recomputed_at(block)
@@ -130,7 +130,7 @@ class Regions:
         return list(steps.values())
 
     def region(self, cut: int) -> Region:
-        """The region that begins at ``cut``."""
+        """Return the region that begins at ``cut``."""
         inside, stack = {cut}, [cut]
         while stack:
             for successor in self.flow.blocks[stack.pop()].successors:
@@ -147,5 +147,5 @@ class Regions:
         return Region(cut, ordered, frozenset(names))
 
     def yields(self, source: int, target: int) -> bool:
-        """Whether the edge is a back edge to the header of a loop that waits."""
+        """Return whether the edge is a back edge to the header of a loop that waits."""
         return target in self.polling and self.flow.dominates(target, source)

@@ -27,7 +27,7 @@ _WIDTH = {"float": 32, "double": 64}
 
 
 def declared_types(body: Iterable[ptx.Statement]) -> dict[str, str]:
-    """PTX type by register name, from the declarations of a flat body."""
+    """Return the PTX types of registers by name, from the declarations of a flat body."""
     types: dict[str, str] = {}
     for statement in body:
         if isinstance(statement, ptx.RegisterDeclaration):
@@ -40,7 +40,7 @@ def declared_types(body: Iterable[ptx.Statement]) -> dict[str, str]:
 
 
 def register_storage(body: Iterable[ptx.Statement]) -> dict[str, str]:
-    """LLVM type of the slot of every declared register (and of the carry flag)."""
+    """Return the LLVM type of each declared register's slot (and the carry flag's)."""
     body = list(body)
     storage = {name: LLVM_TYPE[type_] for name, type_ in declared_types(body).items()}
     for name, type_ in storage.items():
@@ -72,7 +72,7 @@ def register_storage(body: Iterable[ptx.Statement]) -> dict[str, str]:
 
 
 def _float_types(ins: ptx.Instruction) -> tuple[str | None, str | None]:
-    """(type of the result, type of the sources), each None unless it is f32 or f64."""
+    """Return (type of the result, type of the sources), each None unless it is f32 or f64."""
     modifiers = ins.opcode.modifiers
     types = [m for m in modifiers if m in LLVM_TYPE]
     if not types:
@@ -91,7 +91,7 @@ _ADDRESS_SPACES = ("global", "generic", "const", "local")
 
 
 def _pointers(body: list[ptx.Instruction]) -> set[str]:
-    """64-bit registers that hold addresses of memory other than shared.
+    """Return 64-bit registers that hold addresses of memory other than shared.
 
     A register qualifies if it is used as an address, directly or through address arithmetic, and
     everything that defines it can be written as pointer arithmetic (`pointer_base`).
@@ -120,7 +120,7 @@ def _pointers(body: list[ptx.Instruction]) -> set[str]:
 
 
 def _likelihood(definitions: dict[str, list[ptx.Instruction]]) -> dict[str, int]:
-    """How likely it is that each register holds an address, from its definitions."""
+    """Return how likely it is that each register holds an address, from its definitions."""
     likely: dict[str, int] = {}
     changed = True
     while changed:
@@ -150,7 +150,7 @@ def _rank(ins: ptx.Instruction, likely: dict[str, int]) -> int:
 
 
 def _base(ins: ptx.Instruction, likely: dict[str, int]) -> ptx.Operand | None:
-    """The operand that the result of ``ins`` points into, None if it is not address arithmetic."""
+    """Return the operand that the result of ``ins`` points into, if it is address arithmetic."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     if base in ("ld", "cvta"):
         return ins.operands[1]
@@ -173,7 +173,7 @@ def _base(ins: ptx.Instruction, likely: dict[str, int]) -> ptx.Operand | None:
 
 
 def pointer_base(ins: ptx.Instruction, storage: Mapping[str, str]) -> int | None:
-    """Index of the operand of an address computation that is the base pointer, None if none is."""
+    """Return which operand of an address computation is the base pointer, None if none is."""
     candidates = {"add": (1, 2), "sub": (1,), "mad": (3,), "mov": (1,), "cvta": (1,)}
     for position in candidates.get(ins.opcode.base, ()):
         operand = ins.operands[position]

@@ -47,7 +47,7 @@ _UNSTABLE = ("%clock", "%globaltimer", "%smid", "%pm")
 
 
 def reads_unstable(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` reads a special register that may change between two reads."""
+    """Return whether ``ins`` reads a special register that may change between two reads."""
     return any(name.startswith(_UNSTABLE) for name in special_registers(ins))
 
 
@@ -77,11 +77,11 @@ class Rematerializable:
         """Registers that can be recomputed at the start of each block."""
 
     def recipe(self, name: str) -> tuple[ptx.Instruction, ...]:
-        """The instructions that recompute ``name``."""
+        """Return the instructions that recompute ``name``."""
         return self._recipes[name]
 
     def leaves(self, name: str) -> list[str]:
-        """The uniform registers that the recipe of ``name`` reads, in order."""
+        """Return the uniform registers that the recipe of ``name`` reads, in order."""
         found: dict[str, None] = {}
         for ins in self._recipes[name]:
             for register in read(ins):
@@ -116,7 +116,7 @@ class Rematerializable:
         return not reads_unstable(ins)
 
     def _reads_parameter(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` reads a parameter of the kernel by its name.
+        """Return whether ``ins`` reads a parameter of the kernel by its name.
 
         Any other ``ld.param`` may read a struct of a call, or memory that a register points to: a
         value that can change between a bounds check and the access it guards must never be read
@@ -131,7 +131,7 @@ class Rematerializable:
         )
 
     def _recipe(self, name: str, path: tuple[str, ...]) -> bool:
-        """Build the recipe of ``name``; whether it has one."""
+        """Build the recipe of ``name``; return whether it has one."""
         if name in self._recipes:
             return True
         ins = self._made_by.get(name)

@@ -36,7 +36,7 @@ __all__ = ["spin_headers"]
 
 
 def spin_headers(flow: ControlFlow) -> frozenset[int]:
-    """Header blocks of the loops that wait; a thread yields at the back edge to one."""
+    """Return the header blocks of the loops that wait; a thread yields at the back edge to one."""
     found = set()
     for loop in flow.loops:
         blocks = _without_barriers(flow, loop)
@@ -56,7 +56,7 @@ def spin_headers(flow: ControlFlow) -> frozenset[int]:
 
 
 def _without_barriers(flow: ControlFlow, loop: Loop) -> set[int]:
-    """The blocks of all paths around ``loop`` that pass no block-wide barrier."""
+    """Return the blocks of all paths around ``loop`` that pass no block-wide barrier."""
     passable = {
         b for b in loop.blocks if not any(is_barrier(p.instruction) for p in flow.blocks[b].places)
     }

@@ -68,7 +68,7 @@ class Stage:
         return self.segments[-1].blocks[0]
 
     def has_inner_loops(self, back_edges: Iterable[tuple[int, int]]) -> bool:
-        """Whether the stage contains loops that threads run by themselves."""
+        """Return whether the stage contains loops that threads run by themselves."""
         inner = [set(segment.blocks) for segment in self.segments if segment.join is not None]
         return any(blocks.issuperset(edge) for edge in back_edges for blocks in inner)
 
@@ -137,11 +137,11 @@ class StagePlan:
         return True
 
     def diverges_at(self, source: int, target: int) -> bool:
-        """Whether threads that go from ``source`` to ``target`` must diverge there."""
+        """Return whether threads that go from ``source`` to ``target`` must diverge there."""
         return target in self.convergence.solo or self.regions.yields(source, target)
 
     def exits(self, stage: Stage) -> tuple[int, ...]:
-        """Blocks (or the virtual exit) that may follow a stage."""
+        """Return the blocks (or the virtual exit) that may follow a stage."""
         segment = stage.segments[-1]
         if segment.join is not None:
             return (segment.join,)
@@ -172,7 +172,7 @@ class StagePlan:
             number = follow
 
     def _is_single_threaded(self, segment: Segment | None) -> bool:
-        """Whether a segment should be a stage of its own, which runs for a single thread.
+        """Return whether a segment should be a stage of its own, which runs for a single thread.
 
         It should if it would also prevent vectorising the loop over all threads.
         """
@@ -202,7 +202,7 @@ class StagePlan:
         return stop - first == 1
 
     def _would_reorder(self, inside: set[int], follow: int) -> bool:
-        """Whether a load that runs once for all threads would move before a store of the loop."""
+        """Return whether a load that runs once for all threads would move before a loop's store."""
         writes = any(
             flags(p.instruction.opcode) & (MEMORY_WRITE | ATOMIC) or is_call(p.instruction)
             for n in inside
@@ -216,7 +216,7 @@ class StagePlan:
         )
 
     def _inner_from(self, number: int) -> set[int]:
-        """``number``, if it is inner, and the inner blocks reachable from there."""
+        """Return ``number``, if it is inner, and the inner blocks reachable from there."""
         inner = self.convergence.inner
         found = {number} & inner
         stack = list(found)
@@ -228,7 +228,7 @@ class StagePlan:
         return found
 
     def _segment(self, number: int) -> Segment | None:
-        """The segment that begins at ``number``; None if its threads would not rejoin."""
+        """Return the segment that begins at ``number``; None if its threads would not rejoin."""
         block = self.flow.blocks[number]
         convergence = self.convergence
         if number in convergence.inner:
@@ -251,7 +251,7 @@ class StagePlan:
         return Segment(ordered, joins.pop())
 
     def _continues(self, segment: Segment) -> int | None:
-        """The one block that follows a segment in the same loop over threads, if there is one."""
+        """Return the one block that follows a segment in the same loop over threads, if any."""
         if segment.join is not None:
             return None if segment.join == self.flow.exit else segment.join
         block = self.flow.blocks[segment.blocks[0]]
@@ -262,6 +262,6 @@ class StagePlan:
 
 
 def ends_the_block(block: Block) -> bool:
-    """Whether a thread that comes to the end of ``block`` ends its whole thread block."""
+    """Return whether a thread that comes to the end of ``block`` ends its whole thread block."""
     last = block.last
     return last is not None and last.opcode.base == "trap"

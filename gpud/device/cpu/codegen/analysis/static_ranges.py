@@ -52,7 +52,7 @@ class StaticRanges:
         self._known: dict[str, StaticRange | None] = {}
 
     def of(self, operand: ptx.Operand) -> StaticRange | None:
-        """The range of a value, None if it is unbounded."""
+        """Return the range of a value, None if it is unbounded."""
         match operand:
             case ptx.Register(name):
                 if name not in self._known:
@@ -160,7 +160,7 @@ class StaticRanges:
         sources: list[StaticRange | None],
         operands: tuple[ptx.Operand, ...],
     ) -> StaticRange | None:
-        """The range of an instruction that one of its operands bounds, whatever the other is."""
+        """Return the range of an instruction that one operand bounds, whatever the other is."""
         last = operands[-1]
         number = last.value if isinstance(last, ptx.Immediate) else -1
         if base == "bfe":
@@ -201,7 +201,7 @@ class StaticRanges:
 
 
 def _limit(ins: ptx.Instruction) -> int:
-    """The maximum number of bits of the result."""
+    """Return the maximum number of bits of the result."""
     type_ = ins.opcode.modifiers[0 if ins.opcode.base == "cvt" else -1]
     return min(_MAX_BITS, INTEGER_BITS.get(type_, _MAX_BITS + 1) - 1)
 

@@ -92,7 +92,7 @@ class ThreadConstants:
         self._depth = 0
 
     def of(self, name: str) -> Values | None:
-        """The values of a register, known in all threads; None if it may hold others."""
+        """Return the values of a register, known in all threads; None if it may hold others."""
         if name not in self._found:
             self._found[name] = None  # ends the recursion for cyclic definitions
             if self._depth < _MAX_DEPTH:
@@ -115,7 +115,7 @@ class ThreadConstants:
 
 
 def value_of(ins: ptx.Instruction, shape: Shape, read: _Read) -> Values | None:
-    """The values that an instruction writes, in the threads that run it; None if unknown.
+    """Return the values that an instruction writes, in the threads that run it; None if unknown.
 
     Args:
         ins: any; its guard is ignored.

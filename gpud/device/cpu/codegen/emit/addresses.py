@@ -81,7 +81,7 @@ class KernelAddresses:
     # -- special registers
 
     def special(self, name: str) -> tuple[str, str]:
-        """(value, LLVM type) of a special register."""
+        """Return (value, LLVM type) of a special register."""
         emitter = self.emitter
         base, _, part = name.partition(".")
         axis = {"x": 0, "y": 1, "z": 2}.get(part, -1)
@@ -176,7 +176,7 @@ class KernelAddresses:
     # -- symbols and spaces
 
     def symbol(self, name: str) -> str:
-        """The i64 address of a symbol in its own state space."""
+        """Return the i64 address of a symbol in its own state space."""
         module = self.module
         if name == "WARP_SZ":
             return str(WARP)
@@ -204,44 +204,44 @@ class KernelAddresses:
         )
 
     def shared_base(self) -> str:
-        """``ptr`` to the block's shared memory."""
+        """Return a ``ptr`` to the block's shared memory."""
         return header_field(self.emitter, "shared")
 
     def shared_size(self) -> str:
-        """i64 bytes of the block's shared memory that the program may access."""
+        """Return the bytes (i64) of the block's shared memory that the program may access."""
         return header_field(self.emitter, "shared_size")
 
     def local_range(self) -> tuple[str, str]:
-        """(i64 address, i64 bytes) of all threads' local memory."""
+        """Return (i64 address, i64 bytes) of all threads' local memory."""
         base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'locals')} to i64")
         return base, self.local_size
 
     def thread_local_range(self) -> tuple[str, str]:
-        """(i64 address, i64 bytes) of the thread's local memory of the kernel itself."""
+        """Return (i64 address, i64 bytes) of the thread's local memory of the kernel itself."""
         base, _ = self.local_range()
         index = self.emitter.value(f"zext i32 {self.thread} to i64")
         mine = self.emitter.value(f"mul i64 {index}, {self.own_local_size}")
         return self.emitter.value(f"add i64 {base}, {mine}"), str(self.own_local_size)
 
     def own_local_range(self) -> tuple[str, str]:
-        """(i64 address, i64 bytes) of the thread's own local memory; of its frame in functions."""
+        """Return (i64 address, i64 bytes) of the thread's local memory, its frame in functions."""
         if self.frame is not None:
             return self.frame
         return self.thread_local_range()
 
     def const_range(self) -> tuple[str, str]:
-        """(i64 address, i64 bytes) of the module's constant memory."""
+        """Return (i64 address, i64 bytes) of the module's constant memory."""
         base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'data')} to i64")
         return base, str(self.module.const_size)
 
     def param_range(self) -> tuple[str, str]:
-        """(i64 address, i64 bytes) of the kernel's parameters."""
+        """Return (i64 address, i64 bytes) of the kernel's parameters."""
         base = self.emitter.value(f"ptrtoint ptr {header_field(self.emitter, 'params')} to i64")
         return base, str(self.parameter_size)
 
 
 def thread_coordinates(emitter: Emitter, shape: Shape, thread: str) -> tuple[str, str, str]:
-    """(x, y, z) of a thread from its index, as i32; divisions are by constants."""
+    """Return (x, y, z) of a thread from its index, as i32; divisions are by constants."""
     if shape.y == 1 and shape.z == 1:
         return thread, "0", "0"
     x = emitter.value(f"urem i32 {thread}, {shape.x}")

@@ -29,7 +29,7 @@ __all__ = ["BoundaryTile", "may_guard_tile"]
 
 
 def may_guard_tile(regions: Regions, block: Block, body: set[int]) -> bool:
-    """Whether the branch at the end of ``block`` may run its ``body`` for a tile of the threads."""
+    """Return whether the branch at ``block``'s end may run its ``body`` for a tile of threads."""
     flow = regions.flow
     if block.last is None or block.last.guard is None or block.index in body:
         return False
@@ -73,7 +73,7 @@ class BoundaryTile:
         self.emitter.do(f"store i32 {shape.y * shape.z}, ptr {self.down}")
 
     def find(self, vote: Callable[[str], str], agree: str, shape: Shape) -> str:
-        """Find the smallest tile that has all threads that pass; an i1: whether it has no others.
+        """Find the smallest tile with all threads that pass; return whether it has no others (i1).
 
         Args:
             vote: given a thread (i32), its vote: an i32 that is not 0 if it takes the branch.
@@ -98,12 +98,12 @@ class BoundaryTile:
         return emitter.value(f"icmp eq i32 {number}, {emitter.value(f'mul i32 {across}, {down}')}")
 
     def at_most(self, slot: str, stop: int) -> str:
-        """`across` or `down` (i32), clamped to ``stop`` so that LLVM knows the bound."""
+        """Return `across` or `down` (i32), clamped to ``stop`` so that LLVM knows the bound."""
         value = self.emitter.value(f"load i32, ptr {slot}")
         return self.emitter.value(f"call i32 @llvm.umin.i32(i32 {value}, i32 {stop})")
 
     def holds(self, x: int, row: int) -> str:
-        """An i1: whether the thread at ``x`` in ``row`` is in the tile."""
+        """Return an i1: whether the thread at ``x`` in ``row`` is in the tile."""
         emitter = self.emitter
         across, down = (emitter.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
         inside = (

@@ -101,7 +101,7 @@ def switch(
 
 
 def check_stack_room(code: ThreadCode, size: int) -> None:
-    """Before a call of a function with a frame: end the block if the frame does not fit."""
+    """End the block if the frame of the function to be called does not fit."""
     emitter = code.emitter
     full = "true"
     if size <= STACK_BYTES:

@@ -72,7 +72,7 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(code: ThreadCode, found: CheckOperands, which: int = 0) -> Bounds:
-    """A range that the accesses of a bounds check may be in; ``which`` 0 is the likeliest."""
+    """Return a range that a bounds check's accesses may be in; ``which`` 0 is the likeliest."""
     places, space = code.places, found.space
     origin = found.origins[which] if found.origins else {"const": "data"}.get(space, space)
     if origin == "arena":
@@ -102,7 +102,7 @@ def _constant(range_: tuple[int, int]) -> Bounds:
 
 
 def address_of(code: ThreadCode, found: CheckOperands) -> str:
-    """The first address of the hull, as i64, in the addressing of its space."""
+    """Return the first address of the hull, as i64, in the addressing of its space."""
     if found.base is None:
         return str(found.low)
     value = code.read(found.base, "u64")
@@ -110,13 +110,13 @@ def address_of(code: ThreadCode, found: CheckOperands) -> str:
 
 
 def bounds_vary(found: CheckOperands) -> bool:
-    """Whether the likeliest range differs between threads."""
+    """Return whether the likeliest range differs between threads."""
     origin = found.origins[0] if found.origins else found.space
     return origin in ("local", "thread")
 
 
 def misses(code: ThreadCode, found: CheckOperands, address: str) -> str:
-    """An i1: whether the hull at ``address`` is in none of its possible ranges."""
+    """Return an i1: whether the hull at ``address`` is in none of its possible ranges."""
     out = ""
     for which in range(max(1, len(found.origins))):
         one = hull_misses(code, found, address, bounds_of(code, found, which))
@@ -125,7 +125,7 @@ def misses(code: ThreadCode, found: CheckOperands, address: str) -> str:
 
 
 def hull_misses(code: ThreadCode, found: CheckOperands, address: str, bounds: Bounds) -> str:
-    """An i1: whether the hull at ``address`` is not within ``bounds`` or not aligned.
+    """Return an i1: whether the hull at ``address`` is not within ``bounds`` or not aligned.
 
     Both are one comparison if the range's first address is a multiple of the alignment: after a
     rotation by the alignment's bits, a misaligned offset is larger than any size.
@@ -149,7 +149,7 @@ def hull_misses(code: ThreadCode, found: CheckOperands, address: str, bounds: Bo
 
 
 def start_count(emitter: Emitter, bounds: Bounds, span: int) -> str:
-    """The number (i64) of offsets within ``bounds`` at which ``span`` bytes fit."""
+    """Return the number (i64) of offsets within ``bounds`` at which ``span`` bytes fit."""
     if bounds.size.lstrip("-").isdigit():
         return str(max(0, int(bounds.size) + 1 - span))
     emitter.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
@@ -228,7 +228,7 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
 
 
 def define_exact_check(kernel: KernelContext) -> None:
-    """``i1 @gpud.exact(ptr %b, i32 %thread, i64 %address, ...)``: whether an access was illegal.
+    """Define ``i1 @gpud.exact(ptr %b, i32 %thread, i64 %address, ...)``: is an access illegal?
 
     If it was, the function has reported it.
     """
@@ -325,7 +325,7 @@ def _report(emitter: Emitter, failure: int, address: str) -> None:
 
 
 def stack_base(kernel: KernelContext, emitter: Emitter) -> str:
-    """The i64 address of the frames of functions, after the threads' local memory."""
+    """Return the i64 address of the frames of functions, after the threads' local memory."""
     base = emitter.value(f"ptrtoint ptr {header_field(emitter, 'locals')} to i64")
     return emitter.value(f"add i64 {base}, {kernel.local_size * kernel.layout.padded}")
 

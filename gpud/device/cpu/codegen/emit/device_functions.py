@@ -51,7 +51,7 @@ of it."""
 
 
 def frame_sizes(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, int]:
-    """The bytes of the frame of each function that takes one if accesses are checked.
+    """Return the bytes of the frame of each function that takes one if accesses are checked.
 
     ``functions`` are those that the kernel can call, ``addressed`` those that pointers can refer
     to. No path of calls passes a function without a frame twice.
@@ -68,7 +68,7 @@ def _frame_bytes(function: ptx.Function) -> int:
 
 
 def _frame(body: Iterable[ptx.Statement]) -> DataLayout:
-    """The layout of a function's local variables in its frame."""
+    """Return the layout of a function's local variables in its frame."""
     frame = DataLayout()
     for statement in body:
         if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
@@ -104,7 +104,7 @@ def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> 
 def failing_functions(
     functions: Mapping[str, ptx.Function], addressed: Sequence[str], frame_sizes: Collection[str]
 ) -> frozenset[str]:
-    """The functions in which a thread may end its block, of those that a kernel can call.
+    """Return the functions in which a thread may end its block, of those that a kernel can call.
 
     Those in ``frame_sizes`` have frames: their callers may find no space for one.
     """
@@ -125,7 +125,7 @@ def failing_functions(
 
 
 def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, set[str]]:
-    """Which of ``functions`` each function may call."""
+    """Return which of ``functions`` each function may call."""
     calls: dict[str, set[str]] = {}
     for caller, function in functions.items():
         called = calls[caller] = set()
@@ -136,7 +136,7 @@ def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> d
 
 
 def _registers_bytes(storage: Mapping[str, str]) -> int:
-    """Bytes that a function's registers may take on the OS thread's stack."""
+    """Return the bytes that a function's registers may take on the OS thread's stack."""
     return sum(max(8, width(type_) // 8) for type_ in storage.values())
 
 
@@ -214,7 +214,7 @@ class _Writer:
             self.locals[name] = emitter.value(f"ptrtoint ptr {pointer} to i64")
 
     def _take_frame(self) -> dict[str, str]:
-        """Take a frame, whose size the caller has checked; pointers to its local variables."""
+        """Take a frame, whose size is checked before; return pointers to its variables."""
         emitter, kernel = self.emitter, self.kernel
         size = kernel.program.frame_sizes[self.function.name]
         first = stack_base(kernel, emitter)

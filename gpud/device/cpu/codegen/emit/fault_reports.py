@@ -62,7 +62,7 @@ def report(emitter: Emitter, code: Thread, thread: str, ins: ptx.Instruction) ->
 
 
 def _parts(code: Thread, ins: ptx.Instruction) -> tuple[str, list[ptx.Operand], str]:
-    """(kind, its own arguments, the claim as i32) of a trap."""
+    """Return (kind, its own arguments, the claim as i32) of a trap."""
     if not ins.operands:
         return "trap", [], str(cw.NOTHING)
     what = ins.operands[0]

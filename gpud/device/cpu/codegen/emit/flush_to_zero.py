@@ -40,7 +40,7 @@ FLUSHING_ATTRIBUTES = (
 
 
 def wants_flushing(bodies: Iterable[Iterable[ptx.Statement]]) -> bool:
-    """Whether everything in ``bodies`` (a kernel and its callees) may run with flushing on."""
+    """Return whether all of ``bodies`` (a kernel and its callees) may run with flushing on."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     flushes = False
@@ -61,7 +61,7 @@ def wants_flushing(bodies: Iterable[Iterable[ptx.Statement]]) -> bool:
 
 
 def _never_flushes(ins: ptx.Instruction) -> bool:
-    """Whether the result of ``ins`` does not depend on flushing.
+    """Return whether the result of ``ins`` does not depend on flushing.
 
     A conversion from an integer makes no subnormal number, and one to an integer rounds them to 0
     unless it rounds up or down.

@@ -181,7 +181,7 @@ class LockstepWriter:
             )
 
     def yield_block(self, target: int) -> None:
-        """After a barrier: go on at ``target``, or yield if the quantum is used up."""
+        """Go on at ``target`` after a barrier, or yield if the quantum is used up."""
         emitter = self.emitter
         now = emitter.value("call i64 @llvm.readcyclecounter()")
         spent = emitter.value(f"sub i64 {now}, {emitter.value(f'load i64, ptr {self.began}')}")
@@ -243,7 +243,7 @@ class LockstepWriter:
 
 
 def kernel_registers(kernel: KernelContext) -> set[str]:
-    """Names of all registers that the kernel's code mentions."""
+    """Return the names of all registers that the kernel's code mentions."""
     names: set[str] = set()
     for number in kernel.regions.flow.order:
         for place in kernel.regions.flow.blocks[number].places:
@@ -253,7 +253,7 @@ def kernel_registers(kernel: KernelContext) -> set[str]:
 
 
 def uniform_slot(emitter: Emitter, kernel: KernelContext, name: str) -> str:
-    """``ptr`` to where a block that leaves ``@run_lockstep`` stores a uniform register."""
+    """Return a ``ptr`` to where a block that leaves ``@run_lockstep`` stores a uniform register."""
     offset, _ = kernel.layout.word(f"common {name}")
     return emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
 

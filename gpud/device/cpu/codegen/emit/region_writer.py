@@ -37,7 +37,7 @@ __all__ = ["KernelContext", "RegionWriter", "state_word"]
 
 
 def state_word(status: int, block: int) -> int:
-    """The state word of a thread that will resume at ``block``."""
+    """Return the state word of a thread that will resume at ``block``."""
     return status << STATE_STATUS_SHIFT | block
 
 
@@ -90,7 +90,7 @@ class KernelContext:
         self._loops = 0
 
     def parallel_loop(self) -> str:
-        """Metadata for the back edge of a loop whose iterations are different threads.
+        """Return the metadata for the back edge of a loop whose iterations are different threads.
 
         LLVM attaches it to the branch of the back edge, and may transfer it to loops of the
         program, whose iterations depend on each other. An outer loop that ends in the same branch
@@ -113,7 +113,7 @@ class KernelContext:
     def places(
         self, emitter: Emitter, thread: str, tid: tuple[str, str, str] | None = None
     ) -> KernelAddresses:
-        """Special registers and symbols of thread ``thread`` in the function ``e`` writes."""
+        """Return the special registers and symbols of ``thread`` in the function being written."""
 
         def local(name: str) -> str | None:
             offset = self.locals.get(name)
@@ -143,7 +143,7 @@ class KernelContext:
     def code(
         self, emitter: Emitter, places: KernelAddresses, fail: Callable[[], None]
     ) -> ThreadCode:
-        """A thread of the kernel's own body; ``fail`` as in `ThreadCode`."""
+        """Return a thread of the kernel's own body; ``fail`` as in `ThreadCode`."""
         code = ThreadCode(
             emitter, self.storage, places, self.program, self.user_tags, self.ordered_tags
         )
@@ -214,7 +214,7 @@ class RegionWriter:
             code.run(ins)
 
     def spill_slot(self, name: str) -> str:
-        """``ptr`` to where this thread spills register ``name`` while it waits."""
+        """Return a ``ptr`` to where this thread spills register ``name`` while it waits."""
         type_ = self.kernel.storage[name]
         thread = self.code.places.thread
         return array_slot(self.emitter, self.kernel.layout, f"reg {name}", thread, type_)
@@ -332,7 +332,7 @@ class RegionWriter:
         self.emitter.jump(self.after)
 
     def _arrive(self, ins: ptx.Instruction) -> None:
-        """``bar.arrive``: count the thread and go on; lanes that do not exist count with it."""
+        """Emit ``bar.arrive``: count the thread and go on; missing lanes count with it."""
         emitter, kernel = self.emitter, self.kernel
         parts = barrier(ins)
         number = emitter.value(f"and i32 {self.code.read(parts.id, 'b32')}, 15")

@@ -164,12 +164,12 @@ class StageEnd:
 
 
 def offers(ins: ptx.Instruction) -> bool:
-    """Whether a barrier needs operands from the threads, beyond their arrival."""
+    """Return whether a barrier needs operands from the threads, beyond their arrival."""
     return ins.opcode.has("red") or barrier(ins).count is not None
 
 
 def is_whole_warp_barrier(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a ``bar.warp.sync`` of all lanes, which does nothing in lockstep."""
+    """Return whether ``ins`` is a ``bar.warp.sync`` of all lanes: nothing to do in lockstep."""
     if ins.opcode.base != "bar" or ins.opcode.modifiers[:1] != ("warp",):
         return False
     mask = ins.operands[0]

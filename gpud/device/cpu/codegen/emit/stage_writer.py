@@ -121,7 +121,7 @@ class StageWriter:
         StageEnd(self).write(last, agree)
 
     def _is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
-        """Whether ``ins`` runs once for all threads, outside the loop over them."""
+        """Return whether ``ins`` runs once for all threads, outside the loop over them."""
         if not is_check(ins):
             return self.convergence.is_uniform(ins, block)
         if block in self.convergence.inner:
@@ -137,7 +137,7 @@ class StageWriter:
         )
 
     def _without_varying_claim(self, ins: ptx.Instruction) -> ptx.Instruction:
-        """A bounds check that runs once for all threads; it can only report uniform values."""
+        """Return a bounds check to run once for all threads: it can only report uniform values."""
         if not any(r.name in self.lockstep.varying for r in read(ins)):
             return ins
         return without_claim(ins)
@@ -179,7 +179,7 @@ class StageWriter:
         return None if agree is None else emitter.value(f"load i32, ptr {agree}")
 
     def has_effect(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
-        """Whether ``ins`` needs the loop; ``last`` is the instruction at the stage's end."""
+        """Return whether ``ins`` needs the loop; ``last`` is the instruction at the stage's end."""
         if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
             return bool(ins.operands)
         if is_check(ins):
@@ -271,7 +271,7 @@ class StageWriter:
                 )
 
     def spill_slot(self, name: str) -> str:
-        """``ptr`` to where the current thread spills a register between stages."""
+        """Return a ``ptr`` to where the current thread spills a register between stages."""
         thread = self.code.places.thread
         type_ = self.kernel.storage[name]
         return array_slot(self.emitter, self.kernel.layout, f"reg {name}", thread, type_)
@@ -369,7 +369,7 @@ class StageWriter:
         uniform: set[int],
         after: str,
     ) -> None:
-        """The end of an inner block, or the folded branch itself."""
+        """Emit the end of an inner block, or the folded branch itself."""
         emitter = self.emitter
         base = "" if last is None else last.opcode.base
         if last is not None and base == "trap":

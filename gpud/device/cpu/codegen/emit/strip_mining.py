@@ -50,7 +50,7 @@ class StripMinedLoop:
 
 
 def strip_mined_loops(flow: ControlFlow, cuts: Collection[int]) -> dict[int, StripMinedLoop]:
-    """The loops that can be strip-mined, by the source of their only back edge.
+    """Return the loops that can be strip-mined, by the source of their only back edge.
 
     ``cuts`` are blocks at which a thread may be suspended, see
     `gpud.device.cpu.codegen.analysis.regions`.
@@ -71,7 +71,7 @@ def strip_mined_loops(flow: ControlFlow, cuts: Collection[int]) -> dict[int, Str
 
 
 def _polls(flow: ControlFlow, loop: Loop) -> list[ptx.Instruction]:
-    """The polls of a loop without calls, if all of them are at its back edge; otherwise none."""
+    """Return the polls of a loop without calls if all are at its back edge; otherwise none."""
     inside = [(b, place.instruction) for b in loop.blocks for place in flow.blocks[b].places]
     if any(is_call(ins) or (is_poll(ins) and b not in loop.latches) for b, ins in inside):
         return []
@@ -107,11 +107,11 @@ class StripMinedLoops:
             emitter.place(self._inner[number])
 
     def polls(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` is a poll that `go_back` emits."""
+        """Return whether ``ins`` is a poll that `go_back` emits."""
         return id(ins) in self._covered
 
     def goes_back(self, source: int, target: int) -> bool:
-        """Whether the edge is the back edge of one of these loops."""
+        """Return whether the edge is the back edge of one of these loops."""
         return source in self._loops and self._loops[source].header == target
 
     def go_back(self, source: int) -> None:

@@ -48,7 +48,7 @@ class CallInfo:
     argument."""
 
     def returned(self, function: ptx.Function) -> str:
-        """The LLVM return type of a function: its scalar, the failure flag, or both."""
+        """Return the LLVM return type of a function: its scalar, the failure flag, or both."""
         scalars = [LLVM_TYPE[one.type] for one in function.returns if not one.dims]
         if function.name in self.failing_functions:
             return f"{{ {scalars[0]}, i1 }}" if scalars else "i1"
@@ -89,7 +89,7 @@ class ThreadCode(Thread):
             self._bare(ins)
 
     def guard(self, guard: ptx.Guard) -> str:
-        """The guard as an i1."""
+        """Return the guard as an i1."""
         value = self.read(guard.register, "pred")
         return self.emitter.value(f"xor i1 {value}, true") if guard.negated else value
 
@@ -121,7 +121,7 @@ class ThreadCode(Thread):
             self.exact = True
 
     def _moves_float_to_integer(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` moves a float to an integer register, where a NaN's bits are visible."""
+        """Return whether ``ins`` moves a float to an integer register: a NaN's bits are visible."""
         target = ins.operands[0]
         return ins.opcode.base in ("mov", "selp") and self.storage.get(
             getattr(target, "name", "")
@@ -130,7 +130,7 @@ class ThreadCode(Thread):
     # -- addresses
 
     def _emit_address(self, ins: ptx.Instruction) -> bool:
-        """Emit ``ins`` if it is address arithmetic on a pointer register; whether it is."""
+        """Emit ``ins`` if it is address arithmetic on a pointer register; return whether it is."""
         base = ins.opcode.base
         if base not in ("add", "sub", "mad", "mov", "cvta"):
             return False
@@ -156,7 +156,7 @@ class ThreadCode(Thread):
         return True
 
     def _widened(self, operand: ptx.Operand, modifiers: tuple[str, ...]) -> str:
-        """A factor of ``mad.wide`` or ``mad.lo.s64`` as an i64."""
+        """Return a factor of ``mad.wide`` or ``mad.lo.s64`` as an i64."""
         type_ = modifiers[-1]
         value = self.read(operand, type_)
         return self.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")
@@ -336,7 +336,7 @@ def _no_failure_exit() -> None:
 
 
 def _extracts_bits(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` extracts bits of an index, so that the result wraps (`Thread._opaque`)."""
+    """Return whether ``ins`` extracts bits of an index: the result wraps (`Thread._opaque`)."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     if base == "cvt":
         to, of = modifiers[-2:] if len(modifiers) > 1 else ("", "")

@@ -46,7 +46,7 @@ class AffinePointer(NamedTuple):
     strides: Strides
 
     def of(self, emitter: Emitter, thread: tuple[str, str, str]) -> str:
-        """``ptr`` of the thread at these coordinates (i32)."""
+        """Return the ``ptr`` of the thread at these coordinates (i32)."""
         pointer = emitter.value(f"load ptr, ptr {self.slot}")
         for number, stride in zip(thread, self.strides, strict=True):
             if stride != 0:
@@ -75,14 +75,14 @@ class AffineSlices(Slices):
         """Identities of steps that depend on a widened value, but not through an affine pointer."""
 
     def strides_of(self, step: Step) -> Strides | None:
-        """Strides of a step's result, None if unknown; the step and its sources are run."""
+        """Return the strides of a step's result, None if unknown; run the step and its sources."""
         for one in (*self.ordered(step), step):
             if not self._knows_strides(one):
                 return None
         return self._strides[id(step)]
 
     def strides_at(self, step: Step, operand: ptx.Operand) -> Strides | None:
-        """Strides of an operand of ``step``."""
+        """Return the strides of an operand of ``step``."""
         if isinstance(operand, ptx.Immediate):
             return FLAT
         if isinstance(operand, ptx.SpecialRegister) and operand.name.startswith("%tid."):
@@ -96,12 +96,12 @@ class AffineSlices(Slices):
         return None if source is None else self.strides_of(source)
 
     def linear_strides(self, size: int) -> Strides:
-        """Strides of thread number times ``size``."""
+        """Return the strides of thread number times ``size``."""
         shape = self.stage_writer.kernel.shape
         return (size, size * shape.x, size * shape.x * shape.y)
 
     def _knows_strides(self, step: Step) -> bool:
-        """Run the step for the first thread and compute its strides; whether it has any."""
+        """Run the step for the first thread and compute its strides; return whether it has any."""
         if id(step) in self._strides:
             return self._strides[id(step)] is not None
         self._strides[id(step)] = None
@@ -146,7 +146,7 @@ class AffineSlices(Slices):
         return Box(((0, shape.x), (0, shape.y), (0, shape.z)))
 
     def reaching_threads(self, step: Step) -> Box:
-        """The threads that may reach a step."""
+        """Return the threads that may reach a step."""
         return self._whole()
 
     def _widen(self, step: Step, widening: Widening) -> None:
@@ -185,7 +185,7 @@ class AffineSlices(Slices):
             emitter.do(f"store i64 {emitter.value(f'add i64 {made}, {more}')}, ptr {slot}")
 
     def _wide(self, step: Step, widening: Widening) -> str:
-        """The widened operand (i64) in the first thread of the block."""
+        """Return the widened operand (i64) in the first thread of the block."""
         with self.reading(step, self._values):
             start = self.code.read(widening.operand, "u32")
         return self.emitter.value(f"{'sext' if widening.signed else 'zext'} i32 {start} to i64")
@@ -196,7 +196,7 @@ class AffineSlices(Slices):
         return self.emitter.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
 
     def may_wrap(self, step: Step, widening: Widening, box: Box | None = None) -> str:
-        """An i1: whether a widened value exceeds 32 bits for some thread of a box or the block."""
+        """Return an i1: whether a widened value exceeds 32 bits in some thread of box or block."""
         emitter, wide = self.emitter, self._wide(step, widening)
         result = "false"
         for end in span_of(emitter, widening.strides, self._whole() if box is None else box):

@@ -130,7 +130,7 @@ class HoistedChecks(PathConditions):
     # -- the test
 
     def emit(self) -> str:
-        """Emit the test; an i1: whether some bounds check might miss."""
+        """Emit the test; return an i1: whether some bounds check might miss."""
         emitter = self.emitter
         flags_: list[str] = []
         pure: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
@@ -152,7 +152,7 @@ class HoistedChecks(PathConditions):
         return result
 
     def _affine(self, ins: ptx.Instruction, last: Step | None) -> list[str] | None:
-        """Conditions, any of which means that the check may miss; None if it is not affine."""
+        """Return conditions; if one holds, the check may miss. None if it is not affine."""
         emitter, found = self.emitter, decode_check(ins)
         if last is None and isinstance(found.base, ptx.Register):
             if found.base.name in self.stage_writer.lockstep.varying:
@@ -199,7 +199,7 @@ class HoistedChecks(PathConditions):
         return conditions
 
     def _range_misses(self, found: CheckOperands, first: str, length: Stride, some: str) -> str:
-        """Whether hulls over a range of addresses miss; "" if `_ranges` tests it.
+        """Return whether hulls over a range of addresses miss; "" if `_ranges` tests it.
 
         The range is from ``first`` to ``length`` bytes further; it is tested only if the i1
         ``some`` holds.
@@ -227,7 +227,7 @@ class HoistedChecks(PathConditions):
         return outside
 
     def _by_intervals(self) -> list[str]:
-        """Conditions for the checks that are tested by intervals."""
+        """Return the conditions for the checks that are tested by intervals."""
         extents = IntervalAnalysis(self)
         conditions: list[str] = []
         for ins in self._bounded:
@@ -244,7 +244,7 @@ class HoistedChecks(PathConditions):
         )
 
     def _end_misses(self, found: CheckOperands, address: str, bounds: Bounds) -> str:
-        """Whether the hull at the highest address, aligned as the lowest is, misses."""
+        """Return whether the hull at the highest address, aligned as the lowest is, misses."""
         emitter = self.emitter
         off = (
             address if bounds.first == "0" else emitter.value(f"sub i64 {address}, {bounds.first}")
@@ -252,7 +252,7 @@ class HoistedChecks(PathConditions):
         return emitter.value(f"icmp uge i64 {off}, {start_count(emitter, bounds, found.span)}")
 
     def _tested(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
-        """An i1: whether a pure check misses; by its bounds or else in a loop over threads."""
+        """Return an i1: whether a pure check misses, by bounds or in a loop over threads."""
         emitter, extents = self.emitter, IntervalAnalysis(self)
         conditions: list[str] = []
         try:
@@ -270,7 +270,7 @@ class HoistedChecks(PathConditions):
         return emitter.value(f"load i1, ptr {result}")
 
     def _pure(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
-        """Emit a loop over all threads that tests these bounds checks; an i1 as `emit`."""
+        """Emit a loop over all threads that tests these checks; return an i1 as `emit` does."""
         emitter = self.emitter
         total = emitter.alloca("i32", "misses")
         emitter.do(f"store i32 0, ptr {total}")

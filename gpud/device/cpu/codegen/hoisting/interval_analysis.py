@@ -49,7 +49,7 @@ class IntervalAnalysis(Remainders):
     # -- bounds checks
 
     def misses(self, ins: ptx.Instruction) -> list[str]:
-        """Conditions, any of which means that a bounds check may miss.
+        """Return conditions, any of which means that a bounds check may miss.
 
         Raises:
             UnknownValue: no bounds are known before the loop.
@@ -86,7 +86,7 @@ class IntervalAnalysis(Remainders):
     # -- registers
 
     def _register(self, name: str, place: Place) -> Interval:
-        """The interval of a register where it is read."""
+        """Return the interval of a register where it is read."""
         bits = self._bits_of(name)
         if name not in self._stage_writer.lockstep.varying:
             return self._uniform(name, bits, place)
@@ -120,7 +120,7 @@ class IntervalAnalysis(Remainders):
         return self.one(value, 1 << 63)
 
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
-        """The hull of all definitions and of the initial value, if that can be read."""
+        """Return the hull of all definitions and of the initial value, if that can be read."""
         key = (name, tuple(d.number for d in but), self._keeps_start(name, place))
         found = self._made.get(key)
         if found is not None:
@@ -156,7 +156,7 @@ class IntervalAnalysis(Remainders):
         )
 
     def _start(self, name: str) -> Interval:
-        """The interval of a register at the stage's start."""
+        """Return the interval of a register at the stage's start."""
         recipe = self._hoisted.recipe.get(name)
         if recipe is not None:
             return self._result(Place(recipe, -1, -1))
@@ -167,7 +167,7 @@ class IntervalAnalysis(Remainders):
         return found
 
     def _spilled(self, name: str) -> Interval:
-        """The minimum and maximum of the values that the threads spilled."""
+        """Return the minimum and maximum of the values that the threads spilled."""
         if name not in self._stage_writer.live_in:
             return self.one(0, 0)
         emitter, kernel = self.emitter, self._stage_writer.kernel
@@ -189,7 +189,7 @@ class IntervalAnalysis(Remainders):
     # -- conditions
 
     def _narrowed(self, name: str, place: Place, values: Interval) -> Interval:
-        """``values`` without those for which control does not reach ``place``."""
+        """Return ``values`` without those for which control does not reach ``place``."""
         for condition in self._hoisted.conditions(place.block):
             where = Place(condition.reader, condition.number, condition.block)
             for test, holds_not in self._tests(
@@ -201,7 +201,7 @@ class IntervalAnalysis(Remainders):
     def _tests(
         self, predicate: str, place: Place, *, negated: bool
     ) -> Iterator[tuple[Place, bool]]:
-        """Comparisons that hold, or do not, where a predicate is true (false if ``negated``)."""
+        """Return comparisons that hold (or not) where a predicate is true (``negated``: false)."""
         made = self._exact(predicate, place)
         if made is None or made.reader.operands[0] != ptx.Register(predicate):
             return
@@ -216,7 +216,7 @@ class IntervalAnalysis(Remainders):
     def _restricted(
         self, name: str, place: Place, values: Interval, test: Place, *, negated: bool
     ) -> Interval:
-        """``values`` restricted by a comparison."""
+        """Return ``values`` restricted by a comparison."""
         ins, modifiers = test.reader, test.reader.opcode.modifiers
         type_ = modifiers[-1]
         if len(modifiers) != 2 or len(ins.operands) != 3 or type_ not in WORD_BITS:
@@ -242,7 +242,7 @@ class IntervalAnalysis(Remainders):
         return replace(values, low=0, high=most, step=step, most=1 << 32)
 
     def _same(self, name: str, test: Place, place: Place) -> bool:
-        """Whether ``test``, in a condition before ``place``, reads the same value as ``place``."""
+        """Return whether ``test``, a condition before ``place``, reads the same value as that."""
         if not self._defined(name):
             return True
         first, second = self._exact(name, test), self._exact(name, place)
@@ -258,7 +258,7 @@ class IntervalAnalysis(Remainders):
     # -- instructions
 
     def _result(self, made: Place) -> Interval:
-        """The interval of an instruction's result."""
+        """Return the interval of an instruction's result."""
         key = ("result", id(made.reader), made.number < 0)
         found = self._made.get(key)
         if found is None:

@@ -76,29 +76,29 @@ class IntervalArithmetic:
         return self.emitter.value(f"{what} i64 {first}, {second}")
 
     def plus(self, first: End, second: End) -> End:
-        """The sum of two ends."""
+        """Return the sum of two ends."""
         if second == 0:
             return first
         return second if first == 0 else self._binary("add", first, second, lambda a, b: a + b)
 
     def minus(self, first: End, second: End) -> End:
-        """The difference of two ends."""
+        """Return the difference of two ends."""
         if second == 0:
             return first
         return self._binary("sub", first, second, lambda a, b: a - b)
 
     def times(self, first: End, second: End) -> End:
-        """The product of two ends."""
+        """Return the product of two ends."""
         if second == 1:
             return first
         return second if first == 1 else self._binary("mul", first, second, lambda a, b: a * b)
 
     def least(self, first: End, second: End) -> End:
-        """The lesser of two ends."""
+        """Return the lesser of two ends."""
         return first if first == second else self._choice("smin", first, second, min)
 
     def greatest(self, first: End, second: End) -> End:
-        """The greater of two ends."""
+        """Return the greater of two ends."""
         return first if first == second else self._choice("smax", first, second, max)
 
     def _choice(self, name: str, first: End, second: End, known: Callable[..., int]) -> End:
@@ -108,10 +108,15 @@ class IntervalArithmetic:
         return self.emitter.value(f"call i64 @llvm.{name}.i64(i64 {first}, i64 {second})")
 
     def doubt(self, how: str, first: End, second: End) -> None:
-        """Add the doubt that ``first`` <how> ``second``, with LLVM's name of the comparison.
+        """Add a condition for doubt: a comparison of two ends.
+
+        Args:
+            how: the comparison, as LLVM names it: ``slt``, ``sgt`` or ``ne``.
+            first: its left side.
+            second: its right side.
 
         Raises:
-            UnknownValue: it is known to hold.
+            UnknownValue: both ends are known, and the condition holds.
         """
         if isinstance(first, int) and isinstance(second, int):
             if {"slt": first < second, "sgt": first > second, "ne": first != second}[how]:
@@ -122,7 +127,7 @@ class IntervalArithmetic:
     # -- intervals
 
     def one(self, value: End, most: int) -> Interval:
-        """The interval of a value that is the same for all threads and iterations."""
+        """Return the interval of a value that is the same for all threads and iterations."""
         if isinstance(value, str) and value.lstrip("-").isdigit():
             value = int(value)
         if isinstance(value, int):
@@ -130,14 +135,14 @@ class IntervalArithmetic:
         return Interval(value, value, EXACT, value, most)
 
     def within(self, low: int, high: int) -> Interval:
-        """All integers from ``low`` to ``high``."""
+        """Return the interval of all integers from ``low`` to ``high``."""
         return Interval(low, high, 1, 0, max(abs(low), abs(high)))
 
     def fits(self, one: Interval, type_: str) -> Interval:
-        """``one``, which must be the values of the register as ``type_``.
+        """Return ``one`` as the interval of a register that is read as ``type_``.
 
         Raises:
-            UnknownValue: that is not certain, or the type is not an integer.
+            UnknownValue: it certainly does not fit, or the type is not an integer.
         """
         if type_ not in _LIMITS:
             raise UnknownValue
@@ -149,7 +154,7 @@ class IntervalArithmetic:
         return replace(one, most=min(one.most, max(-least, greatest)))
 
     def small(self, one: Interval, most: int = _WIDE) -> Interval:
-        """``one``, with the doubt that an end exceeds ``most`` in magnitude."""
+        """Return ``one``; it is in doubt if an end exceeds ``most`` in magnitude."""
         if one.most <= most:
             return one
         self.doubt("slt", one.low, -most)
@@ -157,7 +162,7 @@ class IntervalArithmetic:
         return replace(one, most=most)
 
     def add(self, first: Interval, second: Interval) -> Interval:
-        """Sums."""
+        """Add two intervals."""
         first, second = self.small(first), self.small(second)
         return Interval(
             self.plus(first.low, second.low),
@@ -168,12 +173,12 @@ class IntervalArithmetic:
         )
 
     def negate(self, one: Interval) -> Interval:
-        """Negatives."""
+        """Negate an interval."""
         low, high = self.minus(0, one.high), self.minus(0, one.low)
         return Interval(low, high, one.step, self.minus(0, one.base), one.most)
 
     def multiply(self, first: Interval, second: Interval) -> Interval:
-        """Products of which at least one factor is a single value."""
+        """Multiply two intervals, of which one is a single value."""
         if second.low != second.high:
             first, second = second, first
         factor = second.low
@@ -198,7 +203,7 @@ class IntervalArithmetic:
         return Interval(low, high, step, base, first.most * second.most)
 
     def hull(self, first: Interval, second: Interval) -> Interval:
-        """The smallest interval that contains both."""
+        """Return the smallest interval that contains both."""
         low, high = self.least(first.low, second.low), self.greatest(first.high, second.high)
         step, base = 1, first.base
         if isinstance(first.base, int) and isinstance(second.base, int):
@@ -209,17 +214,17 @@ class IntervalArithmetic:
         return Interval(low, high, step, base if step > 1 else 0, max(first.most, second.most))
 
     def lesser(self, first: Interval, second: Interval) -> Interval:
-        """Minima of integers."""
+        """Return the minima of two intervals of integers."""
         low, high = self.least(first.low, second.low), self.least(first.high, second.high)
         return Interval(low, high, 1, 0, max(first.most, second.most))
 
     def greater(self, first: Interval, second: Interval) -> Interval:
-        """Maxima of integers."""
+        """Return the maxima of two intervals of integers."""
         low, high = self.greatest(first.low, second.low), self.greatest(first.high, second.high)
         return Interval(low, high, 1, 0, max(first.most, second.most))
 
     def shifted(self, one: Interval, bits: int) -> Interval:
-        """Integers shifted right."""
+        """Shift an interval of integers right."""
         low, high = (
             self._binary("ashr", end, bits, lambda a, b: a >> b) for end in (one.low, one.high)
         )

@@ -85,7 +85,7 @@ class LoopIndices(TransferFunctions):
 
     @contextmanager
     def rollback_if_unknown(self) -> Iterator[None]:
-        """On `UnknownValue`, discard intervals computed on the way.
+        """Discard, on `UnknownValue`, the intervals computed on the way.
 
         They depend on doubts that no caller will test.
         """
@@ -97,11 +97,11 @@ class LoopIndices(TransferFunctions):
             raise
 
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
-        """The hull of all definitions of a register but some."""
+        """Return the hull of all definitions of a register but some."""
         raise NotImplementedError
 
     def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
-        """The interval of an operand of the instruction at ``place``."""
+        """Return the interval of an operand of the instruction at ``place``."""
         raise NotImplementedError
 
     # -- definitions
@@ -116,7 +116,7 @@ class LoopIndices(TransferFunctions):
         return [Place(ins, number, block) for number, block, ins in self._hoisted.definitions(name)]
 
     def _exact(self, name: str, place: Place) -> Place | None:
-        """The one definition whose latest result is read, if there is one."""
+        """Return the one definition whose latest result is read, if there is one."""
         made = self._defined(name)
         near = [d for d in made if d.block == place.block and d.number < place.number]
         if near:
@@ -129,7 +129,7 @@ class LoopIndices(TransferFunctions):
     # -- indices of loops
 
     def _reads_head_value(self, index: _Index, place: Place) -> bool:
-        """Whether ``place`` reads the value that the index had at the head of its loop."""
+        """Return whether ``place`` reads the value that the index had at the head of its loop."""
         if place.number < 0 or place.block not in index.loop.blocks:
             return False
         if place.block == index.step.block:
@@ -179,7 +179,7 @@ class LoopIndices(TransferFunctions):
     def _blocks_after_step(
         self, name: str, loop: Loop, latch: int, step: Place
     ) -> frozenset[int] | None:
-        """Blocks that the result of a step can reach before the loop continues.
+        """Return the blocks that the result of a step can reach before the loop continues.
 
         None if it can reach the loop's head by an edge other than from its latch.
         """
@@ -207,7 +207,7 @@ class LoopIndices(TransferFunctions):
         advance: _Advance,
         start: Interval,
     ) -> _Index | None:
-        """The index's intervals from the comparison that continues the loop."""
+        """Return the index's intervals from the comparison that continues the loop."""
         last = self._flow.blocks[latch].last
         if last is None or last.guard is None or last.opcode.base != "bra":
             return None
@@ -257,7 +257,7 @@ class LoopIndices(TransferFunctions):
         return self.small(by, 1 << 32)
 
     def _tested(self, name: str, operand: ptx.Operand, test: Place, index: _Index) -> bool | None:
-        """Whether the index is compared after its step (True) or before it; None if neither."""
+        """Return whether the index is compared after its step, not before; None if neither."""
         if not isinstance(operand, ptx.Register):
             return None
         step = index.step
@@ -270,7 +270,7 @@ class LoopIndices(TransferFunctions):
         return False if copies and self._reads_head_value(index, made) else None
 
     def _advance(self, name: str, made: Place, depth: int) -> _Advance | None:
-        """The increment from ``name`` to an instruction's result, None if it is unknown."""
+        """Return the increment from ``name`` to an instruction's result, None if it is unknown."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
         if not depth or not modifiers or not all(m in WORD_BITS for m in modifiers):

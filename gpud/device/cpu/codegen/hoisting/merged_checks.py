@@ -113,7 +113,7 @@ class MergedChecks:
                 self._prepare(group, code)
 
     def covers(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` is a check of a group: then only `test` is to be emitted for it."""
+        """Return whether ``ins`` is a check of a group: then emit only `test` for it."""
         return id(ins) in self._tested
 
     # -- before the loop over threads
@@ -222,7 +222,7 @@ class _ValueNumbering:
                     made.append((number, at, place.instruction))
 
     def groups(self, block: Block) -> list[_Group]:
-        """The groups of more than one bounds check in a block."""
+        """Return the groups of more than one bounds check in a block."""
         self._held = {}
         self._block = block.index
         found: list[_Group] = []
@@ -289,7 +289,7 @@ class _ValueNumbering:
         return self._number(("start", self._block, name))
 
     def _kept_parameter(self, name: str, block: int, at: int, depth: int) -> int | None:
-        """Offset of the parameter that a register holds before a program point."""
+        """Return the offset of the parameter that a register holds before a program point."""
         made = self._makers.get(name, ())
         if len(made) != 1 or not depth:
             return None
@@ -346,12 +346,12 @@ class _ValueNumbering:
         sources: tuple[ptx.Operand, ...],
         target: str,
     ) -> _LinearSum:
-        """The sum that an instruction computes; operands may be narrower or wider than its type."""
+        """Return the sum that an instruction computes; its operands may have other widths."""
         inputs = tuple((self._of(one), self._is_wide(one) or self._storage(one)) for one in sources)
         return self._number((base, modifiers, inputs, target))
 
     def _word(self, operand: ptx.Operand) -> _LinearSum:
-        """The sum of a 64-bit operand; a narrower one changes when it is widened."""
+        """Return the sum of a 64-bit operand; a narrower one changes when it is widened."""
         if isinstance(operand, ptx.Register) and not self._is_wide(operand):
             return self._number(("widened", self._of(operand)))
         return self._of(operand)
@@ -362,7 +362,7 @@ class _ValueNumbering:
         return _LinearSum(tuple(numbers), (first.offset + second.offset) % (1 << 64))
 
     def _loaded(self, ins: ptx.Instruction) -> int | None:
-        """Offset of the parameter that an instruction loads."""
+        """Return the offset of the parameter that an instruction loads."""
         modifiers = ins.opcode.modifiers
         if ins.opcode.base != "ld" or state_space(ins.opcode) != "param":
             return None
@@ -375,7 +375,7 @@ class _ValueNumbering:
         return None if start is None else start + address.offset
 
     def _copies(self, ins: ptx.Instruction) -> bool:
-        """Whether an instruction copies a 64-bit register; global addresses equal generic ones."""
+        """Return whether ``ins`` copies a 64-bit register; global addresses equal generic ones."""
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
         source = ins.operands[1] if len(ins.operands) == 2 else None
         if not isinstance(source, ptx.Register) or not self._is_wide(source):
@@ -395,12 +395,12 @@ class _ValueNumbering:
 
 
 def _in_arena(found: CheckOperands) -> bool:
-    """Whether the arena is the likeliest range of the bounds check."""
+    """Return whether the arena is the likeliest range of the bounds check."""
     if found.space not in ("global", "generic"):
         return False
     return not found.origins or found.origins[0] == "arena"
 
 
 def _wrapped(number: int) -> int:
-    """``number`` modulo 2**64, as LLVM writes an i64."""
+    """Return ``number`` modulo 2**64, as LLVM writes an i64."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)

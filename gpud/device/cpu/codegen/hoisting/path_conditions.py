@@ -47,7 +47,7 @@ class PathConditions(AffineSlices):
         self._comers: dict[int, Box] = {}
 
     def reaching_threads(self, step: Step) -> Box:
-        """The threads that the conditions on the path to a step's block let through."""
+        """Return the threads that the conditions on the path to a step's block let through."""
         _, block = self.where.get(id(step.ins), (-1, -1))
         if step.now < 0 or block not in self.stage_writer.convergence.inner:
             return super().reaching_threads(step)
@@ -57,7 +57,7 @@ class PathConditions(AffineSlices):
         return self._comers[block]
 
     def box(self, ins: ptx.Instruction, extents: tuple[int, int, int]) -> Box:
-        """A box of threads that contains all that reach a bounds check."""
+        """Return a box of threads that contains all that reach a bounds check."""
         x, y, z = extents
         box = Box(((0, x), (0, y), (0, z)))
         for condition in self._before(ins):
@@ -75,14 +75,14 @@ class PathConditions(AffineSlices):
         return box
 
     def _before(self, ins: ptx.Instruction) -> Iterator[Condition]:
-        """The conditions on the path to ``ins``, its guard first."""
+        """Return the conditions on the path to ``ins``, its guard first."""
         number, block = self.where[id(ins)]
         if ins.guard is not None:
             yield Condition(ins.guard.register.name, ins.guard.negated, ins, number, block)
         yield from self.conditions(block)
 
     def conditions(self, block: int) -> Iterator[Condition]:
-        """The conditions on the path to ``block``."""
+        """Return the conditions on the path to ``block``."""
         flow = self.stage_writer.lockstep.flow
         while block in self.stage_writer.convergence.inner:
             above = flow.dominators[block]
@@ -100,14 +100,14 @@ class PathConditions(AffineSlices):
             block = above
 
     def _if(self, box: Box, value: str, *, negated: bool) -> Box:
-        """``box`` if an i1 is true (false if ``negated``), otherwise an empty box."""
+        """Return ``box`` if an i1 is true (false if ``negated``), otherwise an empty box."""
         some = self.emitter.value(f"xor i1 {value}, true") if negated else value
         if box.some:
             some = self.emitter.value(f"and i1 {box.some}, {some}")
         return replace(box, some=some)
 
     def _where(self, box: Box, step: Step, extents: tuple[int, int, int], *, negated: bool) -> Box:
-        """``box`` without the threads for which a predicate has another value."""
+        """Return ``box`` without the threads for which a predicate has another value."""
         ins = step.ins
         if ins.opcode.base == ("or" if negated else "and"):
             for operand in ins.operands[1:]:
@@ -123,7 +123,7 @@ class PathConditions(AffineSlices):
     def _narrowed(
         self, box: Box, step: Step, extents: tuple[int, int, int], *, negated: bool
     ) -> Box:
-        """``box`` without the threads for which a ``setp`` gives another result."""
+        """Return ``box`` without the threads for which a ``setp`` gives another result."""
         ins, emitter = step.ins, self.emitter
         modifiers = ins.opcode.modifiers
         if ins.opcode.base != "setp" or len(modifiers) != 2 or len(ins.operands) != 3:

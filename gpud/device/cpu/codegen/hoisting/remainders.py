@@ -31,11 +31,11 @@ class Remainders(LoopIndices):
     """The intervals of remainders in one stage."""
 
     def _same(self, name: str, test: Place, place: Place) -> bool:
-        """Whether ``test``, before ``place``, reads the same value of a register as ``place``."""
+        """Return whether ``test``, before ``place``, reads the same value of a register as that."""
         raise NotImplementedError
 
     def remainder(self, made: Place) -> Interval | None:
-        """The interval of the result of ``made``, if that is a remainder by a constant."""
+        """Return the interval of the result of ``made``, if that is a remainder by a constant."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
         if modifiers not in (("s32",), ("u32",), ("b32",)) or len(ins.operands) != 3:
@@ -50,7 +50,7 @@ class Remainders(LoopIndices):
     def _below(
         self, divisor: int, dividend: ptx.Operand, place: Place, *, is_signed: bool
     ) -> Interval:
-        """The interval of numbers below ``divisor`` in magnitude, with the sign of the dividend."""
+        """Return the interval of numbers of magnitude below ``divisor``, of the dividend's sign."""
         if not is_signed:
             return self.within(0, divisor - 1)
         try:
@@ -86,7 +86,7 @@ class Remainders(LoopIndices):
     def _low_bits(
         self, size: int, dividend: ptx.Register, of: ptx.Operand, multiple: Place, made: Place
     ) -> Interval | None:
-        """``x - (y & -size)``: y is x, or x + ``size - 1`` if x is negative."""
+        """Match ``x - (y & -size)``: y is x, or x + ``size - 1`` if x is negative."""
         if of == dividend:
             return self.within(0, size - 1) if self._reads(dividend, multiple, made) else None
         sum_ = self._maker(of, multiple)
@@ -109,7 +109,7 @@ class Remainders(LoopIndices):
     def _unsigned(
         self, divisor: int, quotient: ptx.Operand, place: Place
     ) -> tuple[ptx.Operand, Place] | None:
-        """From ``mul.wide.u32``, ``shr.u64``, ``cvt.u32.u64`` or ``mul.hi.u32``, ``shr.u32``."""
+        """Match ``mul.wide.u32``, ``shr.u64``, ``cvt.u32.u64`` or ``mul.hi.u32``, ``shr.u32``."""
         low = self._maker(quotient, place)
         if low is not None and low.reader.opcode.text == "cvt.u32.u64":
             shifted = self._shifted(low.reader.operands[1], low, "u64")
@@ -125,7 +125,7 @@ class Remainders(LoopIndices):
     def _signed(
         self, divisor: int, quotient: ptx.Operand, place: Place
     ) -> tuple[ptx.Operand, Place] | None:
-        """From ``mul.hi.s32``, ``shr.s32``, and 1 added where the product is negative."""
+        """Match ``mul.hi.s32``, ``shr.s32``, and 1 added where the product is negative."""
         sum_ = self._maker(quotient, place)
         if sum_ is None or sum_.reader.opcode.base != "add" or _width(sum_) != 32:
             return None
@@ -148,7 +148,7 @@ class Remainders(LoopIndices):
         shift: int,
         bits: int,
     ) -> tuple[ptx.Operand, Place] | None:
-        """The multiplicand, if the upper bits of the product are its quotient by ``divisor``."""
+        """Return the multiplicand if the product's upper bits are its quotient by ``divisor``."""
         made = self._maker(product, place)
         if made is None or made.reader.opcode.base != "mul":
             return None
@@ -167,7 +167,7 @@ class Remainders(LoopIndices):
     # -- definitions
 
     def _maker(self, operand: ptx.Operand, place: Place) -> Place | None:
-        """The unguarded instruction that defined a varying register, as read there."""
+        """Return the unguarded instruction that defined a varying register, as read there."""
         if (
             not isinstance(operand, ptx.Register)
             or operand.name not in self._stage_writer.lockstep.varying
@@ -183,7 +183,7 @@ class Remainders(LoopIndices):
         return None if recipe is None else Place(recipe, -1, -1)
 
     def _reads(self, register: ptx.Register, earlier: Place, place: Place) -> bool:
-        """Whether both places read the same value of ``register``."""
+        """Return whether both places read the same value of ``register``."""
         if register.name not in self._stage_writer.lockstep.varying:
             return False
         if earlier.number < 0 or place.number < 0:
@@ -194,7 +194,7 @@ class Remainders(LoopIndices):
     def _shifted(
         self, operand: ptx.Operand, place: Place, type_: str
     ) -> tuple[ptx.Operand, int, Place] | None:
-        """(operand, number of bits, where it is read) of a right shift by a constant."""
+        """Return (operand, number of bits, where it is read) of a right shift by a constant."""
         made = self._maker(operand, place)
         if made is None or made.reader.opcode.text != f"shr.{type_}":
             return None

@@ -89,11 +89,11 @@ class Slices:
         self._steps: dict[tuple[int, bool], Step] = {}
 
     def definitions(self, name: str) -> list[tuple[int, int, ptx.Instruction]]:
-        """The stage's definitions of a varying register: (index, block, instruction)."""
+        """Return the stage's definitions of a varying register: (index, block, instruction)."""
         return self._definitions.get(name, [])
 
     def reaching(self, name: str, now: int, block: int) -> Step | None:
-        """The step that defines ``name`` at a program point; None: its value at the start."""
+        """Return the step that defines ``name`` at a point; None: it has its value at the start."""
         if name not in self.stage_writer.lockstep.varying:
             return None
         before = [d for d in self._definitions.get(name, ()) if d[0] < now]
@@ -115,7 +115,7 @@ class Slices:
         return None if recipe is None else self._step(recipe, -1, -1)
 
     def _in_one_loop(self, first: int, second: int) -> bool:
-        """Whether both blocks are in one loop within the stage."""
+        """Return whether both blocks are in one loop within the stage."""
         inner = self.stage_writer.convergence.inner
         return any(
             loop.header in inner and first in loop.blocks and second in loop.blocks
@@ -179,7 +179,7 @@ class Slices:
 
     @contextmanager
     def reading(self, step: Step, values: dict[object, str]) -> Iterator[None]:
-        """Within this context, operands of ``step`` have their values in the program."""
+        """Give the operands of ``step`` the values that they have in the program."""
         names = {register.name for register in (*read(step.ins), *written(step.ins))}
         slots = {name: self.code.slot(name) for name in names}
         with self.stage_writer.as_of(step.ins, step.now):
@@ -191,7 +191,7 @@ class Slices:
             self.code.redirect(name, slot)
 
     def slot(self, name: str, source: Step | None, values: dict[object, str]) -> str:
-        """The slot of a varying register that a step defines, or that the thread spilled."""
+        """Return the slot of a varying register that a step defines, or that the thread spilled."""
         if source is not None:
             return values[id(source)]
         slot = values.get(name)
@@ -208,7 +208,7 @@ class Slices:
         return slot
 
     def ordered(self, step: Step) -> list[Step]:
-        """The transitive sources of ``step``, in order of evaluation."""
+        """Return the transitive sources of ``step``, in order of evaluation."""
         ordered: dict[int, Step] = {}
 
         def visit(one: Step) -> None:

@@ -31,7 +31,7 @@ def add(emitter: Emitter, first: Stride, second: Stride) -> Stride: ...
 
 
 def add(emitter: Emitter, first: Stride, second: Stride) -> Stride:
-    """The sum of two strides or addresses."""
+    """Return the sum of two strides or addresses."""
     if isinstance(first, int) and isinstance(second, int):
         return first + second
     if first == 0 or second == 0:
@@ -40,14 +40,14 @@ def add(emitter: Emitter, first: Stride, second: Stride) -> Stride:
 
 
 def subtract(emitter: Emitter, first: Stride, second: Stride) -> Stride:
-    """The difference of two strides."""
+    """Return the difference of two strides."""
     if isinstance(first, int) and isinstance(second, int):
         return first - second
     return first if second == 0 else emitter.value(f"sub i64 {first}, {second}")
 
 
 def multiply(emitter: Emitter, first: Stride, second: Stride) -> Stride:
-    """The product of two strides."""
+    """Return the product of two strides."""
     if isinstance(first, int) and isinstance(second, int):
         return first * second
     if first == 0 or second == 0:

@@ -71,7 +71,7 @@ class AlignedRanges:
         masks.setdefault(_NEGATIVE, {})[self.emitter.value(f"sub i64 {last}, {end}")] = None
 
     def missed(self) -> str:
-        """An i1: whether some offset does not pass."""
+        """Return an i1: whether some offset does not pass."""
         emitter, bad = self.emitter, ""
         for some, masks in self._joined.items():
             part = ""
@@ -91,12 +91,12 @@ class AlignedRanges:
 
 
 def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
-    """The comparison that holds, None if it does not define a range.
+    """Return the comparison that holds, None if it does not define a range.
 
     Args:
         how: as ``setp`` names it.
-        negated: it does not hold.
-        mirrored: the varying operand is on the right.
+        negated: whether ``how`` does not hold.
+        mirrored: whether the varying operand is on the right.
     """
     if negated:
         how = _FLIPPED.get(how, "")
@@ -104,9 +104,15 @@ def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
 
 
 def narrowed(emitter: Emitter, box: Box, axis: int, extent: int, how: str, border: str) -> Box:
-    """``box`` without the threads for which ``number`` <how> ``border`` (i64) does not hold.
+    """Return ``box`` with only the threads whose number compares with a border.
 
-    ``number`` is that of a thread along ``axis``, of ``extent`` threads.
+    Args:
+        emitter: where the code goes.
+        box: the threads so far.
+        axis: along which threads are numbered.
+        extent: threads along it.
+        how: the comparison of the number (left) with the border, as ``setp`` names it.
+        border: i64.
     """
     for name in ("smin", "smax"):
         emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
@@ -134,7 +140,7 @@ def narrowed(emitter: Emitter, box: Box, axis: int, extent: int, how: str, borde
 
 
 def span_of(emitter: Emitter, strides: Strides, box: Box) -> tuple[Stride, Stride]:
-    """By how much the lowest and the highest value in a box differ from the first thread's."""
+    """Return by how much the lowest and highest value in a box differ from the first thread's."""
     lowest: Stride = 0
     highest: Stride = 0
     for stride, (first, stop) in zip(strides, box.ends, strict=True):

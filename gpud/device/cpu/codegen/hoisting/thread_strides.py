@@ -54,7 +54,7 @@ def strides_of(
     linear_strides: Strides,
     kernel: KernelContext,
 ) -> tuple[Strides, Widening | None] | None:
-    """The strides of the result of ``ins``, None if it may not be affine.
+    """Return the strides of the result of ``ins``, None if it may not be affine.
 
     Args:
         code: reads operands as the first thread has them.
@@ -156,7 +156,7 @@ class _Rules:
         return tuple(made)  # type: ignore[return-value]
 
     def _fit(self, stride: Stride) -> Stride:
-        """The representative of least magnitude modulo 2 to the width."""
+        """Return the representative of least magnitude modulo 2 to the width."""
         if isinstance(stride, int):
             half = 1 << (self.bits - 1)
             return (stride + half) % (2 * half) - half
@@ -167,7 +167,7 @@ class _Rules:
         )
 
     def _number(self, factor: ptx.Operand, type_: str) -> Stride:
-        """The first thread's value of ``factor``, read as ``type_`` and widened."""
+        """Return the first thread's value of ``factor``, read as ``type_`` and widened."""
         if not isinstance(factor, ptx.Immediate):
             value = self.code.read(factor, type_)
             return self.code.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")

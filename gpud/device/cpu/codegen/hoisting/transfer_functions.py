@@ -33,7 +33,7 @@ class TransferFunctions(IntervalArithmetic):
     """The effects of instructions on intervals."""
 
     def result(self, ins: ptx.Instruction, read: _Operand) -> Interval:
-        """The interval of the register that ``ins`` writes; ``read`` gives that of an operand.
+        """Return the interval of the register that ``ins`` writes; ``read`` gives operands'.
 
         Raises:
             UnknownValue: there is none.
@@ -79,7 +79,7 @@ class TransferFunctions(IntervalArithmetic):
         raise UnknownValue
 
     def _clamped(self, ins: ptx.Instruction, read: _Operand, base: str, type_: str) -> Interval:
-        """The minimum or maximum of two values, of which one may be any value of its type."""
+        """Return the minimum or maximum of two values; one may be any value of its type."""
         given: list[Interval] = []
         for operand in ins.operands[1:3]:
             try:
@@ -165,7 +165,7 @@ class TransferFunctions(IntervalArithmetic):
         return self.within(0, (1 << max(tops).bit_length()) - 1)
 
     def _top(self, values: Interval) -> int:
-        """The upper end of a known, non-negative interval."""
+        """Return the upper end of a known, non-negative interval."""
         if isinstance(values.low, int) and isinstance(values.high, int) and values.low >= 0:
             return max(values.low, values.high)
         raise UnknownValue

@@ -116,7 +116,7 @@ class _Group:
     members: list[Member] = field(default_factory=list)
 
     def takes(self, member: Member) -> bool:
-        """Whether the bounds check can also cover ``member``."""
+        """Return whether the bounds check can also cover ``member``."""
         others = [*self.members, member]
         low = min(m.low for m in others)
         end = max(m.low + m.span for m in others)
@@ -175,7 +175,7 @@ def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
 
 
 def _is_loop_slot(base: ptx.Register | ptx.Symbol) -> bool:
-    """Whether this is an address in the slots of a persistent loop."""
+    """Return whether this is an address in the slots of a persistent loop."""
     return base.name.lstrip("%").startswith(LOOP)
 
 
@@ -185,7 +185,7 @@ def _mentions(key: _Key, register: ptx.Register) -> bool:
 
 
 def _claim(function: ptx.Function) -> ptx.Operand:
-    """The task block that the function's own bounds checks report, if it is available there."""
+    """Return the task block that the function's own checks report, if it is available there."""
     for statement in function.body or ():
         if isinstance(statement, ptx.Instruction) and statement.opcode.base == "gpud":
             if statement.opcode.modifiers[0] == "bounds":
@@ -243,7 +243,7 @@ class _InBounds:
         self._sizes[variable.name] = size_and_align(variable)
 
     def holds(self, ins: ptx.Instruction, access: Access) -> bool:
-        """Whether the access is provably in bounds and aligned."""
+        """Return whether the access is provably in bounds and aligned."""
         base, offset = access.address.base, access.address.offset
         if base is None:
             return False
@@ -262,7 +262,7 @@ class _InBounds:
         )
 
     def is_redundant(self, ins: ptx.Instruction) -> bool:
-        """Whether all accesses of a program's check are provably within the module's variables."""
+        """Return whether a program's check provably covers the module's variables only."""
         found = decode_check(ins)
         base = found.base
         if not isinstance(base, ptx.Register):
@@ -281,7 +281,7 @@ class _InBounds:
         return True
 
     def _holds_whole_address(self, register: ptx.Register) -> bool:
-        """Whether ``register``, whose range has a symbol, always holds the complete address."""
+        """Return whether ``register``, whose range has a symbol, always holds a whole address."""
         assert self._ranges is not None
         work, seen = [register.name], {register.name}
         while work:
@@ -301,7 +301,7 @@ class _InBounds:
         return True
 
     def _is_bounded_index(self, access: Access) -> bool:
-        """Whether the access is to an array of its space, at an index that is never too large."""
+        """Return whether the access is to an array of its space at an index never too large."""
         base, offset = access.address.base, access.address.offset
         if self._ranges is None or not isinstance(base, ptx.Register) or offset < 0:
             return False
@@ -317,7 +317,7 @@ class _InBounds:
         )
 
     def _is_in_bounds_per_thread(self, access: Access) -> bool:
-        """Whether every thread accesses a shared array in bounds, at an index computed here."""
+        """Return whether all threads access a shared array in bounds, at an index computed here."""
         base, offset = access.address.base, access.address.offset
         if self._values is None or not isinstance(base, ptx.Register):
             return False
@@ -337,7 +337,7 @@ class _InBounds:
         return aligned and first >= 0 and first + access.span <= size
 
     def _places(self, register: ptx.Register, depth: int) -> set[tuple[str, int]]:
-        """All (variable, offset) that the register can point to; empty if they are not known."""
+        """Return all (variable, offset) that the register can point to; empty if not known."""
         made = self._made.get(register.name, ())
         if not made or not depth or len(made) > _MAX_DEFINITIONS:
             return set()

@@ -116,7 +116,7 @@ def decode_check(ins: ptx.Instruction) -> CheckOperands:
 
 
 def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
-    """A copy of a ``gpud.bounds`` that reports no task block."""
+    """Return a copy of a ``gpud.bounds`` that reports no task block."""
     operands = (*ins.operands[:_CLAIM], NO_CLAIM, *ins.operands[_CLAIM + 1 :])
     return ptx.Instruction(ins.opcode, operands, ins.guard, ins.line)
 

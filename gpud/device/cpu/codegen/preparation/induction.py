@@ -61,7 +61,7 @@ def split_inductions(
 
 
 def _is_step(ins: ptx.Instruction, register: ptx.Register, varying: set[str]) -> bool:
-    """Whether ``ins`` is ``add p, p, uniform``."""
+    """Return whether ``ins`` is ``add p, p, uniform``."""
     if ins.opcode.base not in ("add", "sub") or ins.guard is not None:
         return False
     if len(ins.opcode.modifiers) != 1 or ins.opcode.modifiers[0] not in WORD_BITS:
@@ -97,7 +97,7 @@ class _Rewriter:
         self._body: list[ptx.Statement] = []
 
     def _unmoved(self) -> dict[int, set[str]]:
-        """Registers that no step can have advanced since they were set, before each block."""
+        """Return the registers, by block, that no step can have advanced since they were set."""
         flow, everything = self._flow, set(self._types)
         before = {number: set(everything) for number in flow.order}
         after = {number: set(everything) for number in flow.order}
@@ -163,7 +163,7 @@ class _Rewriter:
         self._body.extend(_clear(name, self._types[name], ins.line) for name in targets)
 
     def _sum(self, name: str, line: int) -> str:
-        """The name of a register that holds the current value of ``name``."""
+        """Return the name of a register that holds the current value of ``name``."""
         if name not in self._sums:
             self._sums[name] = f"{name}.at{self._count[name]}"
             self._count[name] += 1

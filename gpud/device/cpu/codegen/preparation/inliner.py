@@ -42,7 +42,7 @@ class Inliner:
         self.copies = 0
 
     def expand(self, function: ptx.Function, path: tuple[str, ...] = ()) -> list[ptx.Statement]:
-        """The body of ``function`` with every suspending call replaced by the callee's body."""
+        """Return the body of ``function`` with its suspending calls expanded in place."""
         if function.name in path:
             raise KernelRejected(
                 "unsupported-instruction",
@@ -187,7 +187,7 @@ class Inliner:
 def call_parts(
     ins: ptx.Instruction,
 ) -> tuple[tuple[ptx.Operand, ...], tuple[ptx.Operand, ...]]:
-    """(results, arguments) of a call."""
+    """Return (results, arguments) of a call."""
     operands = list(ins.operands)
     results: tuple[ptx.Operand, ...] = ()
     if isinstance(operands[0], ptx.Tuple):
@@ -201,7 +201,7 @@ def call_parts(
 def possible_callees(
     ins: ptx.Instruction, functions: Mapping[str, ptx.Function], addressed: Iterable[str]
 ) -> list[str]:
-    """Names of the ``functions`` that a call may reach; a pointer may be any of ``addressed``."""
+    """Return which ``functions`` a call may reach; a pointer may be any of ``addressed``."""
     target = callee(ins)
     if isinstance(target, ptx.Symbol):
         return [target.name] if target.name in functions else []

@@ -137,7 +137,7 @@ class _Expansion:
             self._add("mov.b32", item, pair)
 
     def _transpose(self, result: ptx.Operand, source: ptx.Operand) -> None:
-        """Element (r, c) is in lane 4 r + c / 2, in the half c % 2; c is this lane's l / 4."""
+        """Transpose: element (r, c) is in lane 4 r + c / 2, half c % 2; c is this lane's l / 4."""
         self._add("and.b32", _own("from"), _own("lane"), _number(3))
         self._add("shl.b32", _own("from"), _own("from"), _number(3))
         self._add("shr.u32", _own("row"), _own("lane"), _number(3))

@@ -124,7 +124,7 @@ def prepare(
 
 
 def _is_own(name: str) -> bool:
-    """Whether this device implements a function added by gpud's passes itself."""
+    """Return whether the device itself implements a function that gpud's passes add."""
     return name in ENDINGS or name.startswith(PRINT)
 
 
@@ -155,7 +155,7 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
 
 
 def _is_small(function: ptx.Function) -> bool:
-    """Whether a function that does not suspend is short straight-line code."""
+    """Return whether a function that does not suspend is short straight-line code."""
     instructions = _instructions(function)
     if function.kind != "func" or len(instructions) > _MAX_INLINED:
         return False

@@ -53,7 +53,7 @@ but an offset from an address has the origin of that address."""
 
 
 def allowed(check: bounds_checks.BoundsCheck) -> tuple[str, ...]:
-    """The origins that the accesses of a program's bounds check may have, the likeliest first."""
+    """Return the origins that a program's check allows for its accesses, the likeliest first."""
     names = {variable.name for variable in check.variables}
     found = ["arena"]
     if HEAP in names:
@@ -111,7 +111,7 @@ def _with_inferred_origins(function: ptx.Function, origins: _Origins) -> ptx.Fun
 
 
 def _is_open(statement: ptx.Statement) -> bool:
-    """Whether this is a bounds check whose origin may be inferred."""
+    """Return whether this is a bounds check whose origin may be inferred."""
     if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
         return False
     what, *space = statement.opcode.modifiers
@@ -170,7 +170,7 @@ class _Origins:
                 return
 
     def join_parameters(self, given: Sequence[str]) -> bool:
-        """Join the arguments of a call into the parameters' origins; whether any origin changed."""
+        """Join the arguments of a call into the parameters' origins; return whether one changed."""
         changed = False
         for name, origin in zip(self._parameters, given, strict=False):
             joined = _joined((origin, self._origins.get(name, _NONE)))
@@ -190,7 +190,7 @@ class _Origins:
                 yield name, [own if origin == "local" else origin for origin in origins]
 
     def with_inferred_origin(self, ins: ptx.Instruction) -> ptx.Instruction:
-        """A bounds check with the origin of its register only, if that is known and allowed."""
+        """Return a check with the origin of its register only, if that is known and allowed."""
         address, may = ins.operands[0], origins_of(ins)
         assert isinstance(address, ptx.Address)
         origin = _UNKNOWN if address.base is None else self._of(address.base)
@@ -221,7 +221,7 @@ class _Origins:
         return _NONE
 
     def _result_origin(self, ins: ptx.Instruction) -> str:
-        """The origin of the result of ``ins``; `_NONE` for numbers."""
+        """Return the origin of the result of ``ins``; `_NONE` for numbers."""
         base, modifiers, operands = ins.opcode.base, ins.opcode.modifiers, ins.operands
         if is_call(ins):
             target = callee(ins)
@@ -252,13 +252,13 @@ class _Origins:
 
 
 def _sum_origin(first: str, second: str) -> str:
-    """The origin of a sum, of which one operand is an address and the other an offset."""
+    """Return the origin of a sum, of which one operand is an address and the other an offset."""
     if first in _WEAK or second in _WEAK:
         return max(first, second, key=lambda origin: (origin not in _WEAK, origin != _NONE))
     return first if first == second else _UNKNOWN
 
 
 def _joined(origins: Iterable[str]) -> str:
-    """The origin of a value that may come from any of several; null pointers have none."""
+    """Return the origin of a value that may come from any of several; null pointers have none."""
     found = {origin for origin in origins if origin != _NONE}
     return found.pop() if len(found) == 1 else _UNKNOWN if found else _NONE

@@ -56,17 +56,17 @@ _OWN_ARGUMENTS = 3
 
 
 def is_check(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a bounds check or a poll: it ends the block or does nothing."""
+    """Return whether ``ins`` is a bounds check or a poll: it ends the block or does nothing."""
     return is_bounds_check(ins) or is_poll(ins)
 
 
 def prints(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a ``printf``: its output is kept even if the block ends afterwards."""
+    """Return whether ``ins`` is a ``printf``: its output is kept if the block ends afterwards."""
     return is_call(ins) and callee(ins) in _PRINTERS
 
 
 def checks_after_prints(stage: Sequence[ptx.Instruction], uniform: Collection[int]) -> set[int]:
-    """Bounds checks, by identity, that must not end the block before an earlier ``printf`` has run.
+    """Return the checks, by identity, that must not end the block before an earlier ``printf``.
 
     None if a load that runs once for all threads (``uniform`` ones, by identity) follows them: it
     runs before the loop that prints, and its bounds check before it.
@@ -189,12 +189,12 @@ def _with_context(statement: ptx.Statement, contexts: dict[_Operands, _Operands]
 
 
 def is_target(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` checks the target of a jump or call."""
+    """Return whether ``ins`` checks the target of a jump or call."""
     return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "target"
 
 
 def is_bounds_check(statement: ptx.Statement) -> bool:
-    """Whether ``statement`` is a ``gpud.bounds``."""
+    """Return whether ``statement`` is a ``gpud.bounds``."""
     return (
         isinstance(statement, ptx.Instruction)
         and statement.opcode.base == "gpud"
@@ -203,7 +203,7 @@ def is_bounds_check(statement: ptx.Statement) -> bool:
 
 
 def is_poll(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a ``gpud.poll``."""
+    """Return whether ``ins`` is a ``gpud.poll``."""
     return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "poll"
 
 
@@ -216,7 +216,7 @@ def _fold_terminators(body: list[ptx.Statement]) -> list[ptx.Statement]:
 
 
 def _as_trap(ins: ptx.Instruction) -> ptx.Instruction | None:
-    """``ins`` as a trap with operands, if it ends the block."""
+    """Return ``ins`` as a trap with operands, if it ends the block."""
     trap = ptx.opcode("trap")
     if ins.opcode.base == "brkpt":
         return ptx.Instruction(trap, (ptx.Symbol(BREAKPOINT),), ins.guard, ins.line)

@@ -15,7 +15,7 @@ Rename = Callable[[str], str]
 
 
 def rename(statement: ptx.Statement, change: Rename) -> ptx.Statement:
-    """A copy of ``statement`` with every register, symbol and label renamed by ``change``.
+    """Return a copy of ``statement`` with every register, symbol and label renamed by ``change``.
 
     Declarations are renamed too; directives and debug locations are returned as they are.
     """
@@ -35,5 +35,5 @@ def rename(statement: ptx.Statement, change: Rename) -> ptx.Statement:
 
 
 def rename_operand(operand: ptx.Operand, change: Rename) -> ptx.Operand:
-    """A copy of ``operand`` in which every register and symbol name went through ``change``."""
+    """Return a copy of ``operand`` with all register and symbol names passed through ``change``."""
     return replace_names(operand, lambda named: type(named)(change(named.name)))

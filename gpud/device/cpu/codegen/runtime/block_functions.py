@@ -41,7 +41,7 @@ class BlockFunctions:
     # -- small accesses
 
     def slot(self, emitter: Emitter, name: str, thread: str) -> str:
-        """``ptr`` to the element of thread ``thread`` (i32) in a base array."""
+        """Return a ``ptr`` to the element of thread ``thread`` (i32) in a base array."""
         unit = base_array_offset(name)
         at = emitter.value(f"mul i32 {self.padded}, {unit}")
         at = emitter.value(f"add i32 {at}, {HEADER_SIZE}")
@@ -61,9 +61,9 @@ class BlockFunctions:
         return emitter.value(f"load ptr, ptr {self.header(emitter, name)}")
 
     def status(self, emitter: Emitter, state: str) -> str:
-        """The `Status` (i32) in a state word."""
+        """Return the `Status` (i32) in a state word."""
         return emitter.value(f"lshr i32 {state}, {STATE_STATUS_SHIFT}")
 
     def header(self, emitter: Emitter, name: str) -> str:
-        """``ptr`` to a header field."""
+        """Return a ``ptr`` to a header field."""
         return emitter.value(f"getelementptr i8, ptr %b, i64 {HEADER[name][0]}")

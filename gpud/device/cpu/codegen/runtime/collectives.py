@@ -111,7 +111,7 @@ class Collectives(ExchangeFunctions):
     def _resume_reduction(
         self, code: ThreadCode, target: ptx.Operand, names: tuple[str, ...], ones: str
     ) -> None:
-        """Result of ``bar.red`` from the number of true predicates, ``ones``, and of threads."""
+        """Emit the result of ``bar.red`` from ``ones``, the true predicates, and all threads."""
         emitter = code.emitter
         if "popc" in names:
             code.write(target, "u32", ones)
@@ -131,7 +131,7 @@ class Collectives(ExchangeFunctions):
 
     @staticmethod
     def mask_of(ins: ptx.Instruction) -> ptx.Operand | None:
-        """The member mask operand, None for a collective without one."""
+        """Return the member mask operand, None for a collective without one."""
         base, operands = ins.opcode.base, ins.operands
         position = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0}
         at = position.get("bar" if base == "barrier" else base)
@@ -139,19 +139,19 @@ class Collectives(ExchangeFunctions):
 
     @classmethod
     def involves_full_warps(cls, ins: ptx.Instruction) -> bool:
-        """Whether ``ins``, reached in lockstep, is known to involve all lanes of each warp."""
+        """Return whether ``ins``, reached in lockstep, surely involves all lanes of each warp."""
         mask = cls.mask_of(ins)
         if isinstance(mask, ptx.Immediate):
             return mask.value & _ALL == _ALL
         return mask is None
 
     def _existing(self) -> int:
-        """Mask of the existing lanes of the last warp, as an i32."""
+        """Return the mask of the existing lanes of the last warp, as an i32."""
         lanes = self.layout.threads - (self.layout.warps - 1) * 32
         return -1 if lanes == 32 else (1 << lanes) - 1
 
     def masks_are_full(self, emitter: Emitter) -> str:
-        """An i1: whether every thread's mask names all existing lanes of its warp."""
+        """Return an i1: whether every thread's mask names all existing lanes of its warp."""
         slot = emitter.alloca("i32", "partial")
         emitter.do(f"store i32 0, ptr {slot}")
         final = (self.layout.warps - 1) * 32
@@ -200,7 +200,7 @@ class Collectives(ExchangeFunctions):
 
 
 def _known_lanes(ins: ptx.Instruction) -> tuple[int, int] | None:
-    """The operands b and c of a ``shfl``, if both are immediates."""
+    """Return the operands b and c of a ``shfl``, if both are immediates."""
     if ins.opcode.base != "shfl":
         return None
     b, c = ins.operands[2:4]

@@ -69,7 +69,7 @@ class ReconvergenceFunctions(BlockFunctions):
         emitter.finish()
 
     def _entry(self, emitter: Emitter, row: str, index: str) -> tuple[str, str, str]:
-        """(pointer to the array, size, pointer to the uniform copy) of a register of a row."""
+        """Return (pointer to the array, size, pointer to the uniform copy) of a row's register."""
         at = emitter.value(f"add i32 {emitter.value(f'mul i32 {index}, 3')}, 3")
         triple = emitter.value(f"getelementptr i32, ptr {row}, i32 {at}")
         array = emitter.value(f"getelementptr i8, ptr %b, i32 {self.word(emitter, triple, 0)}")

@@ -64,7 +64,7 @@ class ExchangeFunctions:
     def shuffle_known(
         self, emitter: Emitter, mode: str, lanes: tuple[int, int], first: str, group: int
     ) -> None:
-        """``shfl`` with known operands b and c in the warp that begins at thread ``first``."""
+        """Emit ``shfl`` with known operands b and c in the warp that begins at thread ``first``."""
         sources = [_source(mode, lane, *lanes) for lane in range(WARP)]
         known = [s if inside and group >> s & 1 else n for n, (s, inside) in enumerate(sources)]
         mine = self._lanes(emitter, "xa", first)
@@ -131,7 +131,7 @@ class ExchangeFunctions:
     # -- the collectives
 
     def _shuffle(self, emitter: Emitter, mode: str) -> None:
-        """A shuffle whose source lanes may differ between threads: see `_source`."""
+        """Emit a shuffle whose source lanes may differ between threads: see `_source`."""
         with emitter.count("0", str(WARP)) as lane:
             bit = emitter.value(f"shl i32 1, {lane}")
             member = emitter.value(f"icmp ne i32 {emitter.value(f'and i32 {bit}, %group')}, 0")
@@ -170,7 +170,7 @@ class ExchangeFunctions:
         values = {name: self._lanes(emitter, name, "%first") for name in names}
 
         def same(lane: str) -> str:
-            """Mask of the lanes of the group that offer the same value as ``lane``."""
+            """Return the mask of the lanes of the group that offer the same value as ``lane``."""
             found, thread = "%group", emitter.value(f"add i32 %first, {lane}")
             for name, value in values.items():
                 one = _splat(emitter, self._get(emitter, name, thread))
@@ -218,7 +218,7 @@ class ExchangeFunctions:
         return emitter.value(f"call i32 {function}({_LANES} {value})")
 
     def _reduce_floats(self, emitter: Emitter, kind: CollectiveKind) -> str:
-        """Minimum or maximum, lane by lane, to follow PTX's rules for NaNs."""
+        """Emit minimum or maximum lane by lane, to follow PTX's rules for NaNs."""
         mode = kind.mode.split(".")
         name = f"llvm.{mode[0]}{'imum' if 'NaN' in mode else 'imumnum'}.f32"
         emitter.module.declare(f"declare float @{name}(float, float)")
@@ -248,7 +248,7 @@ class ExchangeFunctions:
 
 
 def _source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
-    """The source lane of one lane of a ``shfl``, and whether it is inside the segment.
+    """Return the source lane of one lane of a ``shfl``, and whether it is inside the segment.
 
     PTX ISA 9.0, 9.7.9.6: the segment mask is in bits 8-12 of c, the clamp in bits 0-4.
     """
@@ -288,7 +288,7 @@ def _lowest(emitter: Emitter, group: str) -> str:
 def array_slot(
     emitter: Emitter, layout: BlockLayout, name: str, thread: str, type_: str = ""
 ) -> str:
-    """``ptr`` to the element of thread ``thread`` (i32) in one of the block's arrays."""
+    """Return a ``ptr`` to the element of thread ``thread`` (i32) in one of the block's arrays."""
     offset, found = layout.array(name, type_ or "i32")
     base = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
     wide = emitter.value(f"zext i32 {thread} to i64")

@@ -33,7 +33,7 @@ def _cp(thread: Thread, ins: Instruction) -> None:
 
 
 def _arrive_when_copied(thread: Thread, ins: Instruction, m: Modifiers) -> None:
-    """``cp.async.mbarrier.arrive{.noinc}``: the copies are done, so the arrival happens now.
+    """Lower ``cp.async.mbarrier.arrive{.noinc}``: the copies are done, so it arrives now.
 
     Without ``.noinc`` the pending count is first raised by one, so that nothing changes.
     """
@@ -46,7 +46,7 @@ def _arrive_when_copied(thread: Thread, ins: Instruction, m: Modifiers) -> None:
 
 
 def _copy(thread: Thread, ins: Instruction, m: Modifiers) -> None:
-    """A copy to shared memory, done synchronously; ``wait_group`` then is a no-op."""
+    """Lower a copy to shared memory, done synchronously; ``wait_group`` then is a no-op."""
     m.require("ca", "cg")
     to = m.require("shared", "shared::cta", "shared::cluster")
     m.require("global")

@@ -105,7 +105,7 @@ class _Access:
         self.integer = f"i{8 * self.bytes}"
 
     def run(self, pointer: str, sources: list[Value]) -> Value:
-        """Emit the operation; the value that was in memory before."""
+        """Emit the operation; return the value that was in memory before."""
         if self.space == "shared":
             return self._plain(pointer, sources)
         if self.operation == "cas":
@@ -122,7 +122,7 @@ class _Access:
         return Value(self.emitter, source.type, self.emitter.value(text + self.thread.ordered_tags))
 
     def _plain(self, pointer: str, sources: list[Value]) -> Value:
-        """The operation on memory that no other OS thread accesses.
+        """Emit the operation on memory that no other OS thread accesses.
 
         Volatile and without the alias metadata of ordinary accesses, so that a loop over threads
         that add to one address is never vectorised.
@@ -139,7 +139,7 @@ class _Access:
         return old
 
     def _new(self, old: Value, source: Value, in_shared: Value | None) -> Value:
-        """The value to store; ``in_shared``: whether a generic address is in shared memory."""
+        """Return the value to store; ``in_shared``: is a generic address in shared memory?"""
         operation, format_ = self.operation, self.format
         if operation == "exch":
             return source
@@ -179,7 +179,7 @@ class _Access:
         return Value(self.emitter, compare.type, old)
 
     def _loop(self, pointer: str, source: Value) -> Value:
-        """A compare-and-swap loop, in its own function so that callers have no branches."""
+        """Call a compare-and-swap loop, a function of its own so that callers have no branches."""
         generic = self.space == "" and self.format == "f32" and self.operation == "add"
         where = Value(self.emitter, "i1", "false")
         if generic:

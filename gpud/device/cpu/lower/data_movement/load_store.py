@@ -84,7 +84,7 @@ class Access:
         return f"atomic {volatile}", f" {order}{align}"
 
     def elements(self, ins: Instruction, operand: Operand) -> Sequence[Operand]:
-        """The registers or values of the access, one an element."""
+        """Return the registers or values of the access, one an element."""
         items = operand.items if isinstance(operand, Vector) else (operand,)
         if len(items) != self.count:
             raise rejected(ins, f"it has {len(items)} elements instead of {self.count}")
@@ -125,7 +125,7 @@ def _st(thread: Thread, ins: Instruction) -> None:
 
 @lowering("prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
 def _cache_control(thread: Thread, ins: Instruction) -> None:
-    """No-ops, except for ``createpolicy``, whose opaque result is 0.
+    """Lower no-ops, and ``createpolicy``, whose opaque result is 0.
 
     ``discard`` allows the memory's contents to become undefined; keeping them is allowed.
     """
@@ -137,4 +137,4 @@ def _cache_control(thread: Thread, ins: Instruction) -> None:
 
 @lowering("griddepcontrol", "pmevent")
 def _no_op(thread: Thread, ins: Instruction) -> None:
-    """No-ops here: grids of one stream run one after the other."""
+    """Lower nothing: grids of one stream run one after the other."""

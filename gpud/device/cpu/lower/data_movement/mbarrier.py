@@ -46,7 +46,7 @@ def _store(thread: Thread, pointer: str, word: Value) -> None:
 
 
 def _completed(word: Value) -> Value:
-    """``word``, or the next phase's if nothing is outstanding."""
+    """Return ``word``, or the next phase's if nothing is outstanding."""
     outstanding = word & (_COUNT | (_BYTES << 40))
     expected = (word >> 20) & _COUNT
     following = ((word & ((_COUNT << 20) | (1 << 63))) | expected) ^ (1 << 63)
@@ -54,7 +54,7 @@ def _completed(word: Value) -> Value:
 
 
 def _expect(word: Value, count: Value) -> Value:
-    """``word`` with ``count`` (i64) more transaction bytes to come."""
+    """Return ``word`` with ``count`` (i64) more transaction bytes to come."""
     total = ((word >> 40) + count) & _BYTES
     return (word & ~(_BYTES << 40) & ((1 << 64) - 1)) | (total << 40)
 
@@ -119,7 +119,7 @@ def _change(thread: Thread, ins: Instruction, action: str, pointer: str) -> None
 
 
 def _arrive(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
-    """``mbarrier.arrive{_drop}{.expect_tx}{.noComplete} {state,} [addr]{, bytes}{, count}``."""
+    """Lower ``mbarrier.arrive{_drop}{.expect_tx}{.noComplete} {state,} [addr]{, bytes, count}``."""
     expects = m.flag("expect_tx")
     m.flag("noComplete")  # promises that the phase does not end here
     m.require("b64")
@@ -142,7 +142,7 @@ def _arrive(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
 
 
 def _test(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
-    """``test_wait`` and ``try_wait``; the latter's time limit is an upper bound only."""
+    """Lower ``test_wait`` and ``try_wait``; the latter's time limit is an upper bound only."""
     parity = m.flag("parity")
     m.require("b64")
     m.done()

@@ -29,7 +29,7 @@ def _mov(thread: Thread, ins: Instruction) -> None:
 
 
 def _move_vector(thread: Thread, ins: Instruction, count: int, type_: str) -> None:
-    """``mov.v4.u32 {a, b, c, d}, %tid``, or from one vector to another."""
+    """Lower ``mov.v4.u32 {a, b, c, d}, %tid``, or a move from one vector to another."""
     target, source = ins.operands
     if isinstance(source, SpecialRegister):
         names = [f"{source.name}.{suffix}" for suffix in "xyz"[:count]]
@@ -50,7 +50,7 @@ def _move_vector(thread: Thread, ins: Instruction, count: int, type_: str) -> No
 
 
 def _part(ins: Instruction, vector: Vector, type_: str) -> str:
-    """The type of the elements of a packed value."""
+    """Return the type of the elements of a packed value."""
     bits, rest = divmod(int(type_.lstrip("bsuf")), len(vector.items))
     if rest or f"b{bits}" not in LLVM_TYPE:
         raise rejected(ins, f".{type_} does not divide into {len(vector.items)} elements")

@@ -34,14 +34,14 @@ def space_of(m: Modifiers) -> str:
 
 
 def element(thread: Thread, pointer: str, index: int, size: int) -> str:
-    """``ptr`` to element ``index`` of ``size`` bytes from ``pointer`` on."""
+    """Return a ``ptr`` to element ``index`` of ``size`` bytes from ``pointer`` on."""
     if index == 0:
         return pointer
     return thread.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {index * size}")
 
 
 def generic_shared(thread: Thread) -> Value:
-    """The generic address at which the block's shared memory begins."""
+    """Return the generic address at which the block's shared memory begins."""
     return Value(
         thread.emitter,
         "i64",

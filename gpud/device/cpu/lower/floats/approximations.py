@@ -83,7 +83,7 @@ _TANH_ONE = 4.97
 
 
 def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
-    """Horner's scheme, coefficients from the constant up."""
+    """Evaluate a polynomial by Horner's scheme, coefficients from the constant up."""
     result = x.constant(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         result = result.fma(x, coefficient)
@@ -91,12 +91,12 @@ def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def _power_of_two(n: Value) -> Value:
-    """2**n as a float for an i32 in -126..127."""
+    """Return 2**n as a float for an i32 in -126..127."""
     return ((n + 127) << 23).as_type("float")
 
 
 def exponential(x: Value) -> Value:
-    """2**x of a float."""
+    """Return 2**x of a float."""
     x = x.compare("ogt", 129.0).select(129.0, x)
     x = x.compare("olt", -160.0).select(-160.0, x)
     shifted = x + _MAGIC
@@ -108,7 +108,7 @@ def exponential(x: Value) -> Value:
 
 
 def _logarithm(x: Value) -> Value:
-    """log2 of a float."""
+    """Return log2 of a float."""
     # Subnormal numbers are scaled into the normal range first.
     small = x.compare("olt", 2.0**-126)
     bits = small.select(x * 2.0**24, x).bits()
@@ -126,7 +126,7 @@ def _logarithm(x: Value) -> Value:
 
 
 def _sine(x: Value, *, cosine: bool) -> Value:
-    """Sine or cosine of a float in radians."""
+    """Return sine or cosine of a float in radians."""
     turns = x.fma(_ONE_OVER_PI, -0.5) if cosine else x * _ONE_OVER_PI
     shifted = turns + _MAGIC
     q = shifted - _MAGIC
@@ -153,7 +153,7 @@ def _sine(x: Value, *, cosine: bool) -> Value:
 
 
 def hyperbolic_tangent(x: Value) -> Value:
-    """Tanh of a float."""
+    """Return tanh of a float."""
     square = x * x
     result = x * (_polynomial(square, _TANH_P) / _polynomial(square, _TANH_Q))
     large = intrinsic("fabs", x).compare("ogt", _TANH_ONE)

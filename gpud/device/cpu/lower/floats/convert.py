@@ -109,7 +109,7 @@ def _integer_to_integer(
 
 
 def clamp(value: Value, source: str, target: str) -> Value:
-    """An integer of type ``source`` clamped to the range of ``target``, still in its own width."""
+    """Clamp an integer of type ``source`` to the range of ``target``, in its own width."""
     (low, high), (least, largest) = _limits(target), _limits(source)
     if source[0] == "s":
         if low > least:
@@ -119,7 +119,7 @@ def clamp(value: Value, source: str, target: str) -> Value:
 
 
 def _cvt_pack(thread: Thread, ins: Instruction, m: Modifiers) -> None:
-    """``cvt.pack.sat.convertType.abType{.cType} d, a, b{, c}``."""
+    """Lower ``cvt.pack.sat.convertType.abType{.cType} d, a, b{, c}``."""
     m.require("sat")
     third = m.flag("b32")
     source, target = m.require("s32"), m.require("u16", "s16", "u2", "s2", "u4", "s4", "u8", "s8")
@@ -139,7 +139,7 @@ def _cvt_pack(thread: Thread, ins: Instruction, m: Modifiers) -> None:
 
 
 def _float_to_integer(value: Value, target: str, source: str) -> Value:
-    """A float truncated and clamped to an integer type; NaN as the ISA says for the types.
+    """Return a float truncated and clamped to an integer type; NaN as the ISA says for the types.
 
     In place of ``llvm.fptosi.sat``, for which LLVM 22 has no vector code.
     """
@@ -162,7 +162,7 @@ def _float_to_integer(value: Value, target: str, source: str) -> Value:
 def _integer_to_float(
     ins: Instruction, value: Value, source: str, target: str, rounding: str
 ) -> Value:
-    """An integer as f32 or f64, or as i16 bits of f16 or bf16."""
+    """Return an integer as f32 or f64, or as i16 bits of f16 or bf16."""
     if rounding not in _FLOAT_ROUNDING[:4]:
         raise rejected(ins, "it needs .rn, .rz, .rm or .rp")
     signed = source[0] == "s"
@@ -195,7 +195,7 @@ def _float_to_float(
     *,
     ftz: bool,
 ) -> Value:
-    """A float converted to f32 or f64, or to i16 bits of f16 or bf16; before .sat and .relu."""
+    """Convert a float to f32 or f64, or to i16 bits of f16 or bf16, before .sat and .relu."""
     given = ins.operands[operand]
     if rounding in _INTEGER_ROUNDING:
         if source != target:
@@ -220,7 +220,7 @@ def _float_to_float(
 
 
 def _modified(value: Value, target: str, *, sat: bool, relu: bool, satfinite: bool) -> Value:
-    """i16 bits of f16 or bf16 after .sat, .relu and .satfinite."""
+    """Apply .sat, .relu and .satfinite to i16 bits of f16 or bf16."""
     nan = (value & 0x7FFF).compare("ugt", 0x7C00 if target == "f16" else 0x7F80)
     negative = value.compare("slt", 0)
     value = nan.select(formats.NAN["i16"], value)
@@ -261,7 +261,7 @@ def _write_float(
 
 
 def _to_tf32(bits: Value, rounding: str, *, satfinite: bool) -> Value:
-    """f32 bits rounded to ten mantissa bits."""
+    """Round f32 bits to ten mantissa bits."""
     increment = {
         "rna": lambda: constant(bits.emitter, "i32", 0x1000),
         "rn": lambda: ((bits >> 13) & 1) + 0xFFF,

@@ -32,7 +32,7 @@ __all__ = ["directed"]
 
 
 def directed(operation: str, mode: str, *operands: Value) -> Value:
-    """An operation on floats or on doubles, rounded in ``mode``.
+    """Emit an operation on floats or on doubles, rounded in ``mode``.
 
     Args:
         operation: ``add``, ``mul``, ``fma``, ``div`` or ``sqrt``.
@@ -54,7 +54,7 @@ def directed(operation: str, mode: str, *operands: Value) -> Value:
 
 
 def _sum(a: Value, b: Value, mode: str) -> Value:
-    """The sum of two doubles as a float rounded in ``mode``."""
+    """Return the sum of two doubles as a float rounded in ``mode``."""
     if mode == "rm":
         return -_sum(-a, -b, "rp")
     total = a + b

@@ -24,7 +24,7 @@ _ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
 def _arithmetic(base: str, mode: str, operands: list[Value]) -> Value:
-    """add, sub, mul or fma in a rounding mode."""
+    """Emit add, sub, mul or fma in a rounding mode."""
     if base == "sub":
         base, operands = "add", [operands[0], -operands[1]]
     if mode != "rn":
@@ -57,7 +57,7 @@ def _finish(result: Value, *, ftz: bool, sat: bool) -> Value:
 
 
 def mixed_precision(thread: Thread, ins: Instruction) -> None:
-    """``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: halves in, float c and d."""
+    """Lower ``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: halves in, float c and d."""
     base = ins.opcode.base
     m = Modifiers(ins)
     mode, sat = m.choice(*_ROUNDINGS, default="rn"), m.flag("sat")
@@ -134,13 +134,13 @@ def _divide_root(thread: Thread, ins: Instruction) -> None:
 
 
 def read_double_high(thread: Thread, ins: Instruction) -> Value:
-    """Operand 1 as a double of which only the high 32 bits count, subnormals flushed."""
+    """Read operand 1 as a double of which only the high 32 bits count, subnormals flushed."""
     bits = read(thread, ins.operands[1], "b64") & 0xFFFFFFFF00000000
     return flush(bits.as_type("double"))
 
 
 def gross_approximation(base: str, value: Value) -> Value:
-    """Rcp or rsqrt .approx.ftz.f64: the result's low 32 bits are zero."""
+    """Lower rcp or rsqrt .approx.ftz.f64: the result's low 32 bits are zero."""
     root = value.unary("sqrt") if base == "rsqrt" else value
     exact = flush(root.constant(1.0) / root)
     high = exact.bits() & 0xFFFFFFFF00000000
@@ -151,7 +151,7 @@ def gross_approximation(base: str, value: Value) -> Value:
 
 
 def minimum_maximum(base: str, a: Value, b: Value, *, nan: bool) -> Value:
-    """The smaller or larger of two floats; -0 < +0; NaN loses unless ``nan``."""
+    """Return the smaller or larger of two floats; -0 < +0; NaN loses unless ``nan``."""
     name = base + ("imum" if nan else "imumnum")
     return intrinsic(name, a, b)
 

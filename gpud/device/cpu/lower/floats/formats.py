@@ -56,18 +56,18 @@ _SIGN = {"float": 0x80000000, "double": 1 << 63}
 
 
 def _nan(like: Value) -> Value:
-    """The canonical NaN of a float value's type."""
+    """Return the canonical NaN of a float value's type."""
     bits = like.bits().constant(NAN[like.type])
     return Value(like.emitter, like.type, f"bitcast ({bits.type} {bits.text} to {like.type})")
 
 
 def canonical(value: Value) -> Value:
-    """``value`` with every NaN replaced by the one that NVIDIA GPUs produce."""
+    """Return ``value`` with every NaN replaced by the one that NVIDIA GPUs produce."""
     return value.is_nan().select(_nan(value), value)
 
 
 def canonical_root(value: Value) -> Value:
-    """`canonical` for a square root.
+    """Make the NaNs of a square root canonical.
 
     LLVM 22's code generator folds ``select(x < 0, NaN, sqrt(x))``, to which it reduces the
     plain form, to ``sqrt(x)``; with integer comparisons it does not.
@@ -79,7 +79,7 @@ def canonical_root(value: Value) -> Value:
 
 
 def flush(value: Value) -> Value:
-    """``value`` with subnormal numbers replaced by a zero of the same sign (``.ftz``)."""
+    """Return ``value`` with subnormal numbers replaced by a zero of the same sign (``.ftz``)."""
     if value.type == "float" and value.emitter.module.flushes:
         return value
     bits = value.bits()
@@ -90,7 +90,7 @@ def flush(value: Value) -> Value:
 
 
 def saturate(value: Value) -> Value:
-    """``value`` clamped to [+0, 1]; NaN gives +0 (``.sat``)."""
+    """Return ``value`` clamped to [+0, 1]; NaN gives +0 (``.sat``)."""
     positive = value.compare("ogt", 0.0).select(value, 0.0)
     return positive.compare("olt", 1.0).select(positive, 1.0)
 
@@ -99,12 +99,12 @@ def saturate(value: Value) -> Value:
 
 
 def flush_half(bits: Value) -> Value:
-    """An f16 pattern with subnormals replaced by a zero of their sign."""
+    """Return an f16 pattern with subnormals replaced by a zero of their sign."""
     return (bits & 0x7C00).eq(0).select(bits & 0x8000, bits)
 
 
 def widen(bits: Value, format_: str) -> Value:
-    """The float equal to an i16 pattern of ``format_`` (``f16`` or ``bf16``); NaN stays NaN."""
+    """Return the float of an i16 pattern of ``format_`` (``f16`` or ``bf16``); NaN stays NaN."""
     wide = bits.zext("i32")
     if format_ == "bf16":
         return (wide << 16).as_type("float")
@@ -117,7 +117,7 @@ def widen(bits: Value, format_: str) -> Value:
 
 
 def narrow(value: Value, format_: str) -> Value:
-    """A float rounded to nearest even as an i16 pattern of ``format_``; NaN is canonical."""
+    """Return a float rounded to nearest even as an i16 pattern of ``format_``; NaN is canonical."""
     bits = value.bits()
     magnitude = bits & 0x7FFFFFFF
     if format_ == "bf16":
@@ -154,7 +154,7 @@ def adjust_rounding(mode: str, bits: Value, below: Value, above: Value) -> Value
 
 
 def round_float(value: Value, format_: str, mode: str) -> Value:
-    """A float rounded to ``format_`` (``f16`` or ``bf16``) in ``mode``, as an i16 pattern."""
+    """Round a float to ``format_`` (``f16`` or ``bf16``) in ``mode``; return the i16 pattern."""
     bits = narrow(value, format_)
     if mode == "rn":
         return bits
@@ -163,7 +163,7 @@ def round_float(value: Value, format_: str, mode: str) -> Value:
 
 
 def round_double(value: Value, mode: str, residual: Value | None = None) -> Value:
-    """A double rounded to float in ``mode``.
+    """Return a double rounded to float in ``mode``.
 
     ``residual`` is the exact value less ``value``: a double of less than half a unit in its last
     place, or NaN where ``value`` is not finite.
@@ -182,7 +182,7 @@ def round_double(value: Value, mode: str, residual: Value | None = None) -> Valu
 
 
 def round_to_odd(value: Value) -> Value:
-    """A double rounded to odd as a float, to be rounded again to f16 or bf16."""
+    """Return a double rounded to odd as a float, to be rounded again to f16 or bf16."""
     nearest = value.cast("fptrunc", "float")
     back = nearest.cast("fpext", "double")
     bits = nearest.bits()
@@ -193,7 +193,7 @@ def round_to_odd(value: Value) -> Value:
 
 
 def widen_int(value: Value, *, signed: bool) -> Value:
-    """An integer as a double that rounds to narrower formats as the integer itself would.
+    """Return an integer as a double that rounds to narrower formats as the integer itself would.
 
     Exact up to 53 bits; beyond, the last bit is set if any lower bit was lost (round to odd).
     """

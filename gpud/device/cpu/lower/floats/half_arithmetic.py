@@ -48,7 +48,7 @@ def _each(thread: Thread, ins: Instruction, type_: str, function: Callable[..., 
 
 
 def _clamp(bits: Value, format_: str, *, sat: bool, relu: bool) -> Value:
-    """.sat: to [+0, 1], NaN gives +0. .relu: negative gives +0, NaN stays (it is positive)."""
+    """Apply .sat ([+0, 1], NaN gives +0) and .relu (negative gives +0, NaN, positive, stays)."""
     if sat:
         limit = 0x3C00 if format_ == "f16" else 0x3F80
         bits = bits.compare("sgt", 0x7C00 if format_ == "f16" else 0x7F80).select(0, bits)
@@ -57,7 +57,7 @@ def _clamp(bits: Value, format_: str, *, sat: bool, relu: bool) -> Value:
 
 
 def _sum_to_odd(a: Value, b: Value) -> Value:
-    """The sum of two doubles, rounded to odd."""
+    """Return the sum of two doubles, rounded to odd."""
     total = a + b
     b_part = total - a
     error = (a - (total - b_part)) + (b - b_part)
@@ -68,12 +68,12 @@ def _sum_to_odd(a: Value, b: Value) -> Value:
 
 
 def add_halves(a: Value, b: Value, format_: str) -> Value:
-    """The rounded sum of two i16 patterns."""
+    """Return the rounded sum of two i16 patterns."""
     return narrow(widen(a, format_) + widen(b, format_), format_)
 
 
 def _compute(base: str, format_: str, *bits: Value) -> Value:
-    """add, sub, mul or fma of i16 patterns."""
+    """Emit add, sub, mul or fma of i16 patterns."""
     values = [widen(b, format_) for b in bits]
     if base == "add":
         return narrow(values[0] + values[1], format_)

@@ -53,7 +53,7 @@ MINIFLOATS = {
 def convert_minifloats(
     thread: Thread, ins: Instruction, m: Modifiers, target: str, source: str
 ) -> None:
-    """``cvt.rn.satfinite{.relu}.<mini>x2.{f32,f16x2,bf16x2}`` and ``cvt.rn{.relu}.f16x2.<mini>x2``.
+    """Lower ``cvt`` to a pair of minifloats from f32, f16x2 or bf16x2, and from one to f16x2.
 
     Raises:
         KernelRejected: the types or modifiers do not go together.
@@ -89,7 +89,7 @@ def convert_minifloats(
 
 
 def _from_float(value: Value, format_: _Format, *, relu: bool) -> Value:
-    """The bits (i32) of a float rounded to a format."""
+    """Return the bits (i32) of a float rounded to a format."""
     bits = value.bits()
     magnitude = bits & 0x7FFFFFFF
     cut = 23 - format_.mantissa
@@ -111,7 +111,7 @@ def _from_float(value: Value, format_: _Format, *, relu: bool) -> Value:
 
 
 def _to_half(bits: Value, format_: _Format, *, relu: bool) -> Value:
-    """The f16 bits of a value; every value of every format is exact in f16."""
+    """Return the f16 bits of a value; every value of every format is exact in f16."""
     wide = bits.zext("i32")
     magnitude = wide & ((1 << format_.sign_shift) - 1)
     scaled = (magnitude << (23 - format_.mantissa)).as_type("float") * 2.0 ** (127 - format_.bias)

@@ -63,7 +63,7 @@ def _lop3(thread: Thread, ins: Instruction) -> None:
 
 
 def _two_inputs(b: Value, c: Value, table: int) -> Value:
-    """The function whose value for bits (b, c) is bit 2b + c of ``table``."""
+    """Return the function whose value for bits (b, c) is bit 2b + c of ``table``."""
     zero = b.constant(0)
     low = (zero, ~c, c, ~zero)[table & 3]
     high = (zero, ~c, c, ~zero)[table >> 2]
@@ -179,7 +179,7 @@ def _fns(thread: Thread, ins: Instruction) -> None:
 
 
 def _mask(length: Value, type_: str) -> Value:
-    """``length`` low ones; an i32 length of the width or more gives all ones."""
+    """Return ``length`` low ones; an i32 length of the width or more gives all ones."""
     one = constant(length.emitter, type_, 1)
     limited = length.min_u(one.width - 1)
     n = limited.zext(type_) if one.width == 64 else limited
@@ -188,7 +188,7 @@ def _mask(length: Value, type_: str) -> Value:
 
 
 def _shifted(value: Value, name: str, count: Value) -> Value:
-    """``value`` shifted by an i32 count; by the width or more gives 0."""
+    """Return ``value`` shifted by an i32 count; by the width or more gives 0."""
     limited = count.min_u(value.width - 1)
     n = limited.zext(value.type) if value.width == 64 else limited
     return count.compare("ult", value.width).select(value.op(name, n), 0)
@@ -279,7 +279,7 @@ def _prmt(thread: Thread, ins: Instruction) -> None:
 
 
 def _prmt_index(selector: Value, index: int, mode: str) -> Value:
-    """Which byte of {b, a} goes to byte ``index`` in a special mode (table 32 of the ISA)."""
+    """Return which byte of {b, a} goes to byte ``index`` in a special mode (ISA, table 32)."""
     constant_ = selector.constant
     if mode == "f4e":
         return selector + index

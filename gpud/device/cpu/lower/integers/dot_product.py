@@ -12,7 +12,7 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 
 def _elements(thread: Thread, operand: Operand, type_: str, bits: int) -> list[Value]:
-    """The packed elements of an operand as i32, lowest first."""
+    """Return the packed elements of an operand as i32, lowest first."""
     value = read(thread, operand, "b32")
     extend = Value.sext if type_[0] == "s" else Value.zext
     return [extend((value >> shift).trunc(f"i{bits}"), "i32") for shift in range(0, 32, bits)]

@@ -21,12 +21,12 @@ _WIDER = {"16": "32", "32": "64", "64": "128"}
 
 
 def split_halves(value: Value) -> tuple[Value, Value]:
-    """(low, high) i16 halves of an i32."""
+    """Return the (low, high) i16 halves of an i32."""
     return value.trunc("i16"), (value >> 16).trunc("i16")
 
 
 def join_halves(low: Value, high: Value) -> Value:
-    """The i32 of two i16 halves."""
+    """Return the i32 of two i16 halves."""
     return low.zext("i32") | (high.zext("i32") << 16)
 
 
@@ -61,7 +61,7 @@ def _carry_in(thread: Thread, like: Value) -> Value:
 
 
 def _add_with_carry(thread: Thread, a: Value, b: Value, *, carry_out: bool) -> Value:
-    """The sum a + b + CC.CF; its two partial sums cannot both overflow."""
+    """Return the sum a + b + CC.CF; its two partial sums cannot both overflow."""
     partial = a + b
     result = partial + _carry_in(thread, a)
     if carry_out:
@@ -84,7 +84,7 @@ def _add_sub_carry(thread: Thread, ins: Instruction) -> None:
 
 
 def _wide_product(a: Value, b: Value, type_: str) -> Value:
-    """The whole product, in an integer of twice the width."""
+    """Return the whole product, in an integer of twice the width."""
     wide = f"i{_WIDER[type_[1:]]}"
     extend = Value.sext if type_[0] == "s" else Value.zext
     return extend(a, wide) * extend(b, wide)
@@ -98,7 +98,7 @@ def _product(a: Value, b: Value, type_: str, part: str) -> Value:
 
 
 def _product_24(a: Value, b: Value, type_: str, part: str) -> Value:
-    """Bits 31..0 or 47..16 of the product of the low 24 bits of both."""
+    """Return the bits 31..0 or 47..16 of the product of the low 24 bits of both."""
     a, b = (((v << 8).sar(8) if type_[0] == "s" else v & 0xFFFFFF) for v in (a, b))
     if part == "lo":
         return a * b

@@ -49,13 +49,13 @@ class _Selected:
         return int(self.indices or 0) * (self.bits % 32)
 
     def extended(self, thread: Thread, type_: str) -> Value:
-        """The selected part as i64, sign- or zero-extended by the type."""
+        """Return the selected part as i64, sign- or zero-extended by the type."""
         part = (read(thread, self.operand, "b32") >> self.shift).trunc(f"i{self.bits}")
         return part.sext("i64") if type_[0] == "s" else part.zext("i64")
 
 
 def _clamp(value: Value, *, signed: bool, bits: int) -> Value:
-    """Saturated to a signed or unsigned integer of ``bits`` bits."""
+    """Saturate to a signed or unsigned integer of ``bits`` bits."""
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - signed)) - 1
     return value.max_s(low).min_s(high)
@@ -66,7 +66,7 @@ def _minimum_maximum(base: str, a: Value, b: Value) -> Value:
 
 
 def _operate(base: str, a: Value, b: Value) -> Value:
-    """One step on signed i64 values."""
+    """Emit one step on signed i64 values."""
     if base == "add":
         return a + b
     if base == "sub":
@@ -191,7 +191,7 @@ def _scalar_mad(thread: Thread, ins: Instruction) -> None:
 
 
 def _parts(thread: Thread, ins: Instruction, count: int, position: int, type_: str) -> list[Value]:
-    """The ``count`` selected parts of operand a (position 1) or b (2) as i64.
+    """Return the ``count`` selected parts of operand a (position 1) or b (2) as i64.
 
     The selector's digits, highest part first, number the parts of a and then those of b.
     """
