@@ -108,7 +108,7 @@ def _rows(case: Case, arch: str) -> list[Row]:
         CompileError: ptxas refuses the rewritten program.
     """
     number = int(arch.removeprefix("sm_"))
-    if int(case.arch.removeprefix("compute_").rstrip("af")) > number:
+    if case.target > number:
         raise _Skip
     virtual, real = _virtual(case.arch, arch), _real(case.arch, arch)
     try:

@@ -48,6 +48,7 @@ def main() -> int:
     gpu = Gpu()
     cases = [case for case in CASES if headers_installed() or not case.headers]
     with cuda_device() as device:
+        cases = [case for case in cases if case.target <= device.capability]
         found = measure(
             OnDevice(device), cases, options.events, options.seconds, options.seed, options.jobs
         )

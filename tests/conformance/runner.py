@@ -215,8 +215,8 @@ def run_case(
     seed: int = 0,
     conduct: Conduct | None = None,
     claims: Claims = ONE_AT_A_TIME,
-) -> tuple[list[Any], Results]:
-    """Run ``case`` in ``form`` on ``device``.
+) -> Run:
+    """Run ``case`` in ``form`` on ``device`` to the end.
 
     Args:
         device: where.
@@ -227,9 +227,6 @@ def run_case(
             launches is conducted through each.
         claims: how blocks in persistent form claim task blocks.
 
-    Returns:
-        The arguments as they were made and what the run left behind.
-
     Raises:
         TimeoutError: a launch did not end in time.
         GpudError: as the job raised it.
@@ -239,7 +236,7 @@ def run_case(
         job = run.launch()
         (conduct or straight())(job)
         run.ended(job)
-    return run.arguments, run.results()
+    return run
 
 
 def problems_of(run: Run) -> list[str]:

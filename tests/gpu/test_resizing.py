@@ -37,6 +37,10 @@ def test_every_task_block_runs_exactly_once_whatever_is_resized(device: Any) -> 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", range(4))
 def test_a_part_of_the_suite_under_resizes(device: Any, part: int) -> None:
-    names = [case.name for case in CASES if "sliced" in case.forms and not case.headers]
+    names = [
+        case.name
+        for case in CASES
+        if "sliced" in case.forms and not case.headers and case.target <= device.capability
+    ]
     report = stress(device, loaded(device, names[part::12]), 1_000, seed=part)
     assert report.problems == []

@@ -44,6 +44,10 @@ def _logic(bits: int) -> list[Op]:
         integer_op(f"shr.s{bits} d, a, c;", d, lambda a, b, s: _signed(a, bits) >> s),
         integer_op(f"shl.b{bits} d, a, {bits - 1};", d, lambda a, b, s: a << (bits - 1)),
         integer_op(f"shr.s{bits} d, a, {bits + 9};", d, lambda a, b, s: _signed(a, bits) >> bits),
+        *(
+            integer_op(f"shr.s{bits} d, a, {n};", d, lambda a, b, s, n=n: _signed(a, bits) >> n)
+            for n in (0, 7, bits - 1, bits)
+        ),
     ]
     if bits >= 32:
         ops += [
@@ -54,14 +58,25 @@ def _logic(bits: int) -> list[Op]:
     return ops
 
 
+_COUNTS = (0, 1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 255, 256, 300, 1000, 1 << 31)
+
+
 def _shift_values(bits: int) -> Any:
+    """Every pair of counts, as low words of b and c, with a few words; then random ones."""
     draw = operands(bits, False, 2)
 
     def values(rng: Rng) -> list[Array]:
         a, b = draw(rng)
+        every = rng.permutation(a)
+        pairs = np.array([(m, n) for m in _COUNTS for n in _COUNTS], np.uint64)
         shift = rng.integers(0, bits + 8, a.size).astype(np.uint32)
-        shift[:6] = (0, bits - 1, bits, bits + 1, 64, 1000)
-        return [a, b, shift]
+        shift[: 5 * len(_COUNTS)] = _COUNTS * 5
+        first = np.resize(every, len(pairs))
+        return [
+            np.concatenate([a, first]).astype(a.dtype),
+            np.concatenate([b, pairs[:, 0].astype(b.dtype)]),
+            np.concatenate([shift, pairs[:, 1].astype(np.uint32)]),
+        ]
 
     return values
 
@@ -131,6 +146,21 @@ def _fields(bits: int) -> list[Op]:
             d,
             lambda a, b, c: _insert(a, b, c, c >> 8, bits),
         ),
+        # Only the low eight bits of position and length count.
+        *(
+            integer_op(
+                f"{{ .reg .b32 l; cvt.u32.u{bits} l, b; bfe.{t}{bits} d, a, c, l; }}",
+                d,
+                lambda a, b, c, t=t: _extract(a, c, b, bits, t == "s"),
+            )
+            for t in "us"
+        ),
+        integer_op(
+            f"{{ .reg .b32 l; cvt.u32.u{bits} l, b; bfi.b{bits} d, {_mask(bits) // 3 * 2:#x},"
+            " a, c, l; }",
+            d,
+            lambda a, b, c: _insert(_mask(bits) // 3 * 2, a, c & 255, b & 255, bits),
+        ),
         integer_op(f"bfi.b{bits} d, a, b, 5, 9;", d, lambda a, b, c: _insert(a, b, 5, 9, bits)),
         integer_op(f"bfe.u{bits} d, a, 3, 11;", d, lambda a, b, c: a >> 3 & 2047),
         integer_op(f"bfind.u{bits} d, a;", "u4", find(False, False)),
@@ -141,13 +171,16 @@ def _fields(bits: int) -> list[Op]:
 
 
 def _field_values(bits: int) -> Any:
-    draw = operands(bits, False, 2)
+    """Half of the rows have position and length in c, as the instructions of most ops take them."""
+    draw = _shift_values(bits)
 
     def values(rng: Rng) -> list[Array]:
-        a, b = draw(rng)
+        a, b, c = draw(rng)
         place = rng.integers(0, 70, a.size) | rng.integers(0, 70, a.size) << 8
+        place |= rng.integers(0, 2**16, a.size) << 16
         place[:5] = (0, 32 << 8, 31 | 1 << 8, 255 | 255 << 8, bits << 8)
-        return [a, b, (place | rng.integers(0, 2**16, a.size) << 16).astype(np.uint32)]
+        drawn = a.size - len(_COUNTS) ** 2
+        return [a, b, np.concatenate([place[:drawn].astype(np.uint32), c[drawn:]])]
 
     return values
 
@@ -186,21 +219,47 @@ def _permutes() -> list[Op]:
             return _permute(a, b, choices[c & 3])
 
         ops.append(integer_op(f"prmt.b32.{mode} d, a, b, c;", "u4", chosen))
-    for table in (0x00, 0x80, 0x96, 0xE8, 0xCA, 0x1B, 0xFF):
+    for first in range(0, 256, 32):
+        tables = range(first, first + 32)
 
-        def looked_up(a: int, b: int, c: int, table: int = table) -> int:
-            return sum(
-                (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i
-                for i in range(32)
+        def looked_up(a: int, b: int, c: int, tables: range = tables) -> int:
+            """All tables' results as one number, which any wrong bit changes."""
+            minterms = [
+                (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c) for k in range(8)
+            ]
+            total = 0
+            for table in tables:
+                word = 0
+                for k in range(8):
+                    if table >> k & 1:
+                        word |= minterms[k]
+                total = (total * 31 + (word & 0xFFFFFFFF)) & 0xFFFFFFFF
+            return total
+
+        steps = " ".join(
+            f"lop3.b32 t, a, b, c, {table:#x}; mad.lo.u32 d, d, 31, t;" for table in tables
+        )
+        text = f"{{ .reg .b32 t; mov.b32 d, 0; {steps} }}"
+        ops.append(integer_op(text, "u4", looked_up))
+    for name in ("or", "and"):
+
+        def and_predicate(a: int, b: int, c: int, name: str = name) -> int:
+            result, q = a & b & c, c & 1
+            return result ^ ((result != 0 or q) if name == "or" else (result != 0 and q)) << 31
+
+        ops.append(
+            integer_op(
+                "{ .reg .pred p, q; .reg .b32 t; and.b32 t, c, 1; setp.ne.u32 q, t, 0;"
+                f" lop3.{name}.b32 d|p, a, b, c, 0x80, q; @p xor.b32 d, d, 0x80000000; }}",
+                "u4",
+                and_predicate,
             )
-
-        ops.append(integer_op(f"lop3.b32 d, a, b, c, {table:#x};", "u4", looked_up))
+        )
     return ops
 
 
 def _find_nth_set(mask: int, base: int, offset: int) -> int:
     """``fns``: the position of the nth set bit from ``base``, upward or downward."""
-    base &= 31
     if offset == 0:
         return base if mask >> base & 1 else -1
     places = range(base, 32) if offset > 0 else range(base, -1, -1)
@@ -210,21 +269,46 @@ def _find_nth_set(mask: int, base: int, offset: int) -> int:
 
 def _misc() -> list[Op]:
     ops = [
-        integer_op("bmsk.clamp.b32 d, a, b;", "u4", lambda a, b, c: _bit_mask(a, b, False)),
-        integer_op("bmsk.wrap.b32 d, a, b;", "u4", lambda a, b, c: _bit_mask(a, b, True)),
-        integer_op("szext.wrap.s32 d, a, b;", "u4", lambda a, b, c: _extend(a, b & 31, True)),
-        integer_op("szext.clamp.u32 d, a, b;", "u4", lambda a, b, c: _extend(a, b, False)),
+        *(
+            integer_op(
+                f"bmsk.{mode}.b32 d, a, b;",
+                "u4",
+                lambda a, b, c, wrap=mode == "wrap": _bit_mask(a, b, wrap),
+            )
+            for mode in ("clamp", "wrap")
+        ),
+        integer_op("bmsk.clamp.b32 d, b, c;", "u4", lambda a, b, c: _bit_mask(b, c, False)),
+        integer_op("bmsk.wrap.b32 d, b, c;", "u4", lambda a, b, c: _bit_mask(b, c, True)),
+        *(
+            integer_op(
+                f"szext.{mode}.{t}32 d, a, {n};",
+                "u4",
+                lambda a, b, c, mode=mode, t=t, n=n: _extend(
+                    a, (b if n == "b" else c) & (31 if mode == "wrap" else -1), t == "s"
+                ),
+            )
+            for mode in ("clamp", "wrap")
+            for t in "us"
+            for n in "bc"
+        ),
     ]
-    for offset in (0, 1, 3, -1, -2):
+    for offset in (0, 1, 2, 3, 5, 16, 32, 33, -1, -2, -7, -32, -(1 << 31)):
 
         def nth(a: int, b: int, c: int, offset: int = offset) -> int:
-            return _find_nth_set(a, b & 31, offset)
+            return _find_nth_set(a, c & 31, offset)
 
         ops.append(
             integer_op(
-                f"{{ .reg .b32 p; and.b32 p, b, 31; fns.b32 d, a, p, {offset}; }}", "u4", nth
+                f"{{ .reg .b32 p; and.b32 p, c, 31; fns.b32 d, a, p, {offset}; }}", "u4", nth
             )
         )
+    ops.append(
+        integer_op(
+            "{ .reg .b32 p, n; and.b32 p, b, 31; shr.s32 n, c, 26; fns.b32 d, a, p, n; }",
+            "u4",
+            lambda a, b, c: _find_nth_set(a, b & 31, _signed(c, 32) >> 26),
+        )
+    )
     return ops
 
 
@@ -276,6 +360,7 @@ CASES: tuple[Case, ...] = (
         _permutes(),
         ("u4", "u4", "u4"),
         operands(32, False, 3),
+        version="8.6",
         covers=frozenset({"prmt", "lop3"}),
     ),
     sweep(

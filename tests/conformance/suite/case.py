@@ -161,6 +161,7 @@ class Case:
         covers: features that the case is there for, as ``"shfl.sync"`` or ``"barrier.count"``.
         labels: what each argument is, for messages; may be shorter than the argument list.
         headers: whether the source includes CUDA's headers, which may not be installed.
+        opcodes: whether the kernel is a table of instructions (`sweep`), one output for each.
     """
 
     name: str
@@ -187,11 +188,17 @@ class Case:
     covers: frozenset[str] = frozenset()
     labels: tuple[str, ...] = ()
     headers: bool = False
+    opcodes: bool = False
 
     @property
     def is_ptx(self) -> bool:
         """Whether `source` is PTX text rather than CUDA C++."""
         return ".version" in self.source.split(".target", 1)[0]
+
+    @property
+    def target(self) -> int:
+        """The compute capability that the kernel needs, times ten."""
+        return int(self.arch.removeprefix("compute_").rstrip("af"))
 
     @property
     def program(self) -> str:

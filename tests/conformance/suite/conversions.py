@@ -1,31 +1,33 @@
 """``cvt`` between every pair of types, with every rounding and with saturation.
 
-Source: PTX ISA 9.0, section 9.7.9.21 (``cvt``): integers are chopped unless ``.sat`` clamps them;
-conversions from floating point clamp always; a NaN becomes zero, or the lowest number's pattern
-where either side has 64 bits.
+References are exact (`exact`); floating-point operands and results are patterns. Source: PTX ISA
+9.0, section 9.7.9.21 (``cvt``): integers are chopped unless ``.sat`` clamps them; conversions from
+floating point clamp always; a NaN becomes zero, or the lowest number's pattern where either side
+has 64 bits.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from . import exact
 from .case import Case
+from .exact import BF16, F16, F32, F64, FORMATS, MODES, Format, Mode
+from .floats import patterns
 from .integers import operands
-from .predicates import float_operands
-from .reference import BF16, F16, F32, F64, Format, Mode, each, flush32, round_fraction
-from .sweep import Op, sweep
+from .sweep import Op, integer_op, sweep
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
 _INTEGERS = [(bits, signed) for bits in (8, 16, 32, 64) for signed in (True, False)]
-_FORMATS = {"f16": F16, "f32": F32, "f64": F64}
-_DTYPES = {"f16": "f2", "f32": "f4", "f64": "f8"}
+_TO_INTEGER: tuple[tuple[str, Mode], ...] = (
+    ("rni", "rn"), ("rzi", "rz"), ("rmi", "rm"), ("rpi", "rp"),
+)  # fmt: skip
 
 
 def _name(bits: int, signed: bool) -> str:
@@ -36,8 +38,12 @@ def _dtype(bits: int, signed: bool) -> str:
     return f"{'i' if signed else 'u'}{bits // 8}"
 
 
+def _limits(bits: int, signed: bool) -> tuple[int, int]:
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+
+
 def _clamp(value: int, bits: int, signed: bool) -> int:
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    low, high = _limits(bits, signed)
     return min(max(value, low), high)
 
 
@@ -46,11 +52,9 @@ def _chop(value: int, bits: int, signed: bool) -> int:
     return value - (1 << bits) if signed and value >> (bits - 1) else value
 
 
-def _into(bits: int, signed: bool, convert: str) -> tuple[str, str]:
-    """PTX that converts into ``d`` and the result's dtype: bytes arrive in a 32-bit register."""
-    if bits == 8:
-        return convert, _dtype(32, signed)
-    return convert, _dtype(bits, signed)
+def _into(bits: int, signed: bool) -> str:
+    """The result's dtype: bytes arrive in a 32-bit register."""
+    return _dtype(32 if bits == 8 else bits, signed)
 
 
 # -- integer to integer ------------------------------------------------------------------------
@@ -58,268 +62,501 @@ def _into(bits: int, signed: bool, convert: str) -> tuple[str, str]:
 
 def _integer_to_integer(source: tuple[int, bool]) -> list[Op]:
     ops = []
+    low, high = _limits(*source)
     for bits, signed in _INTEGERS:
         if (bits, signed) == source:
             continue
         # ptxas refuses .sat where nothing can be out of range.
-        lossless = _clamp(-(1 << 99), *source) == _clamp(_clamp(-(1 << 99), *source), bits, signed)
-        lossless &= _clamp(1 << 99, *source) == _clamp(_clamp(1 << 99, *source), bits, signed)
+        lossless = _clamp(low, bits, signed) == low and _clamp(high, bits, signed) == high
         for sat in ("",) if lossless else ("", ".sat"):
             fit = _clamp if sat else _chop
-            text, result = _into(
-                bits, signed, f"cvt{sat}.{_name(bits, signed)}.{_name(*source)} d, a;"
-            )
             ops.append(
-                Op(
-                    text,
-                    result,
-                    lambda a, bits=bits, signed=signed, fit=fit, result=result: each(
-                        lambda x: fit(x, bits, signed), result, a
-                    ),
+                integer_op(
+                    f"cvt{sat}.{_name(bits, signed)}.{_name(*source)} d, a;",
+                    _into(bits, signed),
+                    lambda a, bits=bits, signed=signed, fit=fit: fit(a, bits, signed),
                 )
             )
     return ops
+
+
+def _narrow_of_wide() -> list[Op]:
+    """A register wider than the type that is read from it."""
+    return [
+        integer_op(f"cvt.{t}8.{t}{bits} d, a;", "i4", lambda a, t=t: _chop(a, 8, t == "s"))
+        for t in "su"
+        for bits in (16, 32)
+    ]
 
 
 # -- integer to floating point and back --------------------------------------------------------
 
 
-def _integer_to_float(source: tuple[int, bool]) -> list[Op]:
+def _integer_to_float(source: tuple[int, bool], types: tuple[str, ...]) -> list[Op]:
     ops = []
-    modes: tuple[Mode, ...] = ("rn", "rz", "rm", "rp")
-    for t, form in _FORMATS.items():
-        for mode in modes:
-            ops.append(
-                Op(
-                    f"cvt.{mode}.{t}.{_name(*source)} d, a;",
-                    _DTYPES[t],
-                    lambda a, t=t, form=form, mode=mode: each(
-                        lambda x: round_fraction(Fraction(x), form, mode), _DTYPES[t], a
-                    ),
-                )
-            )
+    for t, mode in itertools.product(types, MODES):
+        dtype = _result(t)
+        encode = exact.on_patterns(
+            lambda x, f=FORMATS[t], mode=mode: f.encode(_chop(x, *source), 0, mode), dtype
+        )
+        ops.append(Op(f"cvt.{mode}.{t}.{_name(*source)} d, a;", dtype, encode))
     return ops
 
 
-_TO_INTEGER: dict[str, Callable[[float], int]] = {
-    "rni": round,
-    "rzi": math.trunc,
-    "rmi": math.floor,
-    "rpi": math.ceil,
-}
+def _between(bits: int, signed: bool) -> Callable[[Rng], list[Array]]:
+    """Integers on and beside numbers of every format, and mid-points between them."""
+    low, high = _limits(bits, signed)
+    numbers = set()
+    for f in FORMATS.values():
+        for power in range(f.mantissa, bits):
+            unit = 1 << (power - f.mantissa)
+            for base in (1 << power, (1 << power) + unit, (2 << power) - unit):
+                numbers |= {base + d for d in (-1, 0, 1, unit // 2 - 1, unit // 2, unit // 2 + 1)}
+    every = sorted(s * n for n in numbers for s in (1, -1) if low <= s * n <= high)
+    draw = operands(bits, signed, 1, rows=100)
+
+    def values(rng: Rng) -> list[Array]:
+        dtype = _dtype(bits, signed)
+        return [np.concatenate([np.unique(draw(rng)[0][:-100]), draw(rng)[0][-100:],
+                                np.array(every, dtype)])]  # fmt: skip
+
+    return values
 
 
-def _as_integer(x: float, mode: str, bits: int, signed: bool, wide: bool) -> int:
-    if math.isnan(x):
-        return _chop(1 << (bits - 1), bits, signed) if wide else 0
-    if math.isinf(x):
-        return _clamp(1 << 70 if x > 0 else -(1 << 70), bits, signed)
-    return _clamp(_TO_INTEGER[mode](x), bits, signed)
+def _as_integer(f: Format, x: int, mode: Mode, bits: int, signed: bool) -> int:
+    if f.is_nan(x):
+        return _chop(1 << (bits - 1), bits, signed) if f is F64 or bits == 64 else 0
+    if f.is_infinite(x):
+        return _limits(bits, signed)[0 if x & f.sign else 1]
+    return _clamp(_whole(*f.decode(x), mode), bits, signed)
+
+
+def _whole(number: int, power: int, mode: Mode) -> int:
+    """``number * 2**power`` rounded to an integer."""
+    if power >= 0:
+        return number << power
+    below, rest = number >> -power, number & ((1 << -power) - 1)
+    if mode == "rn":
+        half = 1 << (-power - 1)
+        return below + (rest > half or (rest == half and below & 1 == 1))
+    up = mode == "rp" or (mode == "rz" and number < 0)
+    return below + (up and rest > 0)
 
 
 def _float_to_integer(t: str) -> list[Op]:
     ops = []
-    for bits, signed in _INTEGERS:
-        wide = t == "f64" or bits == 64
-        for mode in _TO_INTEGER:
-            text, result = _into(bits, signed, f"cvt.{mode}.{_name(bits, signed)}.{t} d, a;")
-            ops.append(
-                Op(
-                    text,
-                    result,
-                    lambda a, mode=mode, bits=bits, signed=signed, wide=wide, result=result: each(
-                        lambda x: _as_integer(x, mode, bits, signed, wide), result, a
-                    ),
-                )
+    f = FORMATS[t]
+
+    def op(modifiers: str, mode: Mode, bits: int, signed: bool, *, ftz: bool = False) -> None:
+        dtype = _into(bits, signed)
+        flush = f.flush if ftz else int
+        ops.append(
+            Op(
+                f"cvt.{modifiers}.{_name(bits, signed)}.{t} d, a;",
+                dtype,
+                exact.on_patterns(lambda x: _as_integer(f, flush(x), mode, bits, signed), dtype),
             )
+        )
+
+    for bits, signed in _INTEGERS:
+        if (bits, t) == (8, "bf16"):
+            continue  # ptxas has no such form
+        for modifier, mode in _TO_INTEGER:
+            op(modifier, mode, bits, signed)
     if t == "f32":
-        ops += [
-            Op(
-                "cvt.rpi.ftz.s32.f32 d, a;",
-                "i4",
-                lambda a: each(lambda x: _as_integer(x, "rpi", 32, True, False), "i4", flush32(a)),
-            ),
-            Op(
-                "cvt.rzi.sat.u8.f32 d, a;",
-                "u4",
-                lambda a: each(lambda x: _as_integer(x, "rzi", 8, False, False), "u4", a),
-            ),
-        ]
+        op("rpi.ftz", "rp", 32, True, ftz=True)
+        op("rzi.sat", "rz", 8, False)
     return ops
 
 
-def _float_values(t: str) -> Any:
-    """Special values, halves and their neighbours, the limits of every integer type."""
-    dtype = np.dtype(_DTYPES[t])
-    draw = float_operands(_DTYPES[t], 1, extra=60)
+def _float_values(t: str) -> Callable[[Rng], list[Array]]:
+    """Edge values, halves of integers, the limits of every integer type; numbers of narrower
+    formats, their mid-points and neighbours."""
+    f = FORMATS[t]
+    points = {(n, -2) for n in range(-18, 19)}
+    for bits, signed in _INTEGERS:
+        for limit in _limits(bits, signed):
+            points |= {(2 * limit + d, -1) for d in (-2, -1, 0, 1, 2)}
+            points.add((3 * limit, -1))
+    further = [f.encode(*point) for point in sorted(points)]
+    for narrower in (F16, BF16, F32):
+        if narrower.width < f.width or {narrower, f} == {F16, BF16}:
+            further += _near(narrower, f)
+    if f.width == 16:
+        further += range(0, 1 << 16, 37)
+    return patterns(f, 1, 300, further)
 
-    def values(rng: Rng) -> list[Array]:
-        halves = np.arange(-12, 13) / 4
-        limits = np.array([2.0**k for k in (7, 8, 15, 16, 31, 32, 63, 64)])
-        near = np.concatenate([limits, limits - 1, limits + 0.5, limits * 1.5, limits - 0.5])
-        with np.errstate(over="ignore"):
-            edges = np.concatenate([halves, near, -near]).astype(dtype)
-        special = draw(rng)[0]
-        return [np.concatenate([edges, special[::7], special[-60:]])]
 
-    return values
+def _near(to: Format, of: Format) -> list[int]:
+    """Patterns of ``of`` on and beside numbers of ``to`` and the mid-points between them."""
+    rng = np.random.default_rng(3)
+    near = []
+    for bits in (*map(int, rng.integers(0, to.infinity - 1, 60)), to.infinity - 1):
+        number, power = to.decode(bits)
+        step = 1 if bits < to.infinity - 1 or to.mantissa else 0
+        for pattern in (of.encode(2 * number, power - 1), of.encode(2 * number + step, power - 1)):
+            near += [pattern, pattern + 1, max(pattern - 1, 0)]
+    return [bits | sign for bits in near for sign in (0, of.sign) if bits <= of.infinity]
 
 
 # -- floating point to floating point ----------------------------------------------------------
 
 
-def _rounded(form: Format, mode: Mode, dtype: str, *, relu: bool = False) -> Any:
-    def convert(x: float) -> float:
-        if math.isnan(x) or math.isinf(x):
-            result = x
-        else:
-            result = round_fraction(
-                Fraction(x), form, mode, negative_zero=math.copysign(1.0, x) < 0
-            )
-            if result == 0:
-                result = math.copysign(0.0, x)
-        return 0.0 if relu and not math.isnan(x) and result <= 0 else result
-
-    return lambda a: each(convert, dtype, a)
+def _as_float(to: Format, of: Format, x: int, mode: Mode = "rn") -> int:
+    sign = to.sign if x & of.sign else 0
+    if of.is_nan(x):
+        return to.nan
+    if of.is_infinite(x):
+        return to.infinity | sign
+    return to.encode(*of.decode(x), mode, negative_zero=bool(sign))
 
 
-_ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+def convert(modifiers: str, to: Format, of: Format) -> Callable[[int], int]:
+    """``cvt`` from ``of`` to ``to`` on patterns; ``.ftz`` flushes single precision alone."""
+    words = modifiers.split(".")
+    mode: Mode = next((m for m in MODES if m in words), "rn")
+
+    def converted(x: int) -> int:
+        if "ftz" in words and of is F32:
+            x = of.flush(x)
+        result = _as_float(to, of, x, mode)
+        if "ftz" in words and to is F32:
+            result = to.flush(result)
+        if to.is_nan(result):
+            return 0 if "sat" in words else result
+        if "satfinite" in words:
+            result = min(result & ~to.sign, to.infinity - 1) | result & to.sign
+        if "relu" in words and result & to.sign:
+            result = 0
+        return to.saturate(result) if "sat" in words else result
+
+    return converted
 
 
-def _float_to_float(t: str) -> list[Op]:
-    dtype = _DTYPES[t]
-    ops = [
-        Op(f"cvt.{mode}.{t}.{t} d, a;", dtype, lambda a, f=f: f(a).astype(a.dtype))
-        for mode, f in _ROUND.items()
-    ]
-    ops.append(
-        Op(
-            f"cvt.sat.{t}.{t} d, a;",
-            dtype,
-            lambda a: np.abs(np.where(np.isnan(a), 0, np.clip(a, 0, 1))).astype(a.dtype),
-        )
+def _result(t: str) -> str:
+    """The dtype of a result: a pattern where the ISA gives the NaN."""
+    return {"f32": "f4", "f64": "f8"}.get(t, "u2")
+
+
+def _cvt(modifiers: str, to: str, of: str) -> Op:
+    converted = convert(modifiers, FORMATS[to], FORMATS[of])
+    return Op(
+        f"cvt{modifiers}.{to}.{of} d, a;",
+        _result(to),
+        exact.on_patterns(converted, _result(to), 1),
     )
-    for other, form in _FORMATS.items():
-        if form.bits > _FORMATS[t].bits:
-            ops.append(
-                Op(f"cvt.{other}.{t} d, a;", _DTYPES[other], _rounded(form, "rn", _DTYPES[other]))
-            )
-        elif form.bits < _FORMATS[t].bits:
-            modes: tuple[Mode, ...] = ("rn", "rz", "rm", "rp")
-            for mode in modes:
-                ops.append(
-                    Op(
-                        f"cvt.{mode}.{other}.{t} d, a;",
-                        _DTYPES[other],
-                        _rounded(form, mode, _DTYPES[other]),
-                    )
-                )
-    if t == "f32":
-        ops += [
-            Op("cvt.ftz.f64.f32 d, a;", "f8", lambda a: flush32(a).astype(np.float64)),
-            Op("cvt.rni.ftz.f32.f32 d, a;", "f4", lambda a: np.rint(flush32(a))),
-            Op("cvt.ftz.sat.f32.f32 d, a;", "f4",
-               lambda a: np.abs(np.where(np.isnan(a), 0, np.clip(flush32(a), 0, 1))).astype("f4")),
-        ]  # fmt: skip
-    if t == "f64":
-        ops.append(
-            Op(
-                "cvt.rn.ftz.f32.f64 d, a;",
-                "f4",
-                lambda a: flush32(_rounded(F32, "rn", "f4")(a)),
-            )
-        )
+
+
+_MODIFIED = {
+    "f32": [(".sat", "f32"), (".ftz.sat", "f32"), (".ftz", "f64"), (".rn.sat", "f16"),
+            (".rn.ftz", "f16")],
+    "f64": [(".sat", "f64"), (".rn.sat", "f32"), (".rn.ftz", "f32")],
+    "f16": [(".sat", "f16"), (".ftz", "f32")],
+}  # fmt: skip
+_NEWER = [(".rn.relu", "f16"), (".rz.relu", "f16"), (".rn.satfinite", "f16"), (".rn.relu", "bf16"),
+          (".rz.relu", "bf16"), (".rz.relu.satfinite", "bf16")]  # fmt: skip
+
+
+def _to_integral(t: str, modifier: str, mode: Mode, *, ftz: bool = False) -> Op:
+    f = FORMATS[t]
+
+    def rounded(x: int) -> int:
+        x = f.flush(x) if ftz else x
+        if f.is_nan(x) or f.is_infinite(x):
+            return f.nan if f.is_nan(x) else x
+        return f.encode(_whole(*f.decode(x), mode), negative_zero=bool(x & f.sign))
+
+    dtype = _result(t)
+    return Op(f"cvt.{modifier}.{t}.{t} d, a;", dtype, exact.on_patterns(rounded, dtype, 1))
+
+
+def _float_to_float(t: str, others: tuple[str, ...]) -> list[Op]:
+    ops = [_to_integral(t, modifier, mode) for modifier, mode in _TO_INTEGER if t in others]
+    for other in others:
+        if FORMATS[other].width > FORMATS[t].width:
+            ops.append(_cvt("", other, t))
+        elif other != t:
+            ops += [_cvt(f".{mode}", other, t) for mode in MODES]
     return ops
 
 
-# -- packed and bfloat16 conversions (sm_80 and later) -----------------------------------------
+def _old(t: str) -> list[Op]:
+    """What every device has."""
+    ops = [*_float_to_integer(t), *_float_to_float(t, _OLD)]
+    ops += [_cvt(modifiers, to, t) for modifiers, to in _MODIFIED[t]]
+    return [*ops, _to_integral(t, "rni.ftz", "rn", ftz=True)] if t == "f32" else ops
 
 
-def _bits16(form: Format, mode: Mode, *, relu: bool = False) -> Callable[[Array], Array]:
-    """The 16-bit patterns of the rounded values; NaNs become the canonical 0x7FFF."""
-    convert = _rounded(form, mode, "f4", relu=relu)
+def _newer(t: str) -> list[Op]:
+    """What came with bfloat16."""
+    if t == "bf16":
+        return [*_float_to_integer(t), *_float_to_float(t, tuple(FORMATS))]
+    ops = _float_to_float(t, ("bf16",))
+    return ops + [_cvt(modifiers, to, t) for modifiers, to in _NEWER] if t == "f32" else ops
 
-    def patterns(a: Array) -> Array:
-        values = convert(a)
-        if form is BF16:
-            bits = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-        else:
-            bits = values.astype(np.float16).view(np.uint16)
-        return np.where(np.isnan(values), 0x7FFF, bits).astype(np.uint16)
 
-    return patterns
+_OLD = ("f16", "f32", "f64")
+
+
+def _widened() -> list[Op]:
+    """Every pattern of 16 bits in single precision."""
+    return [
+        Op(
+            f"cvt.f32.{t} d, a;",
+            "f4",
+            lambda a, f=FORMATS[t]: exact.as_double(a, f).astype(np.float32),
+        )
+        for t in ("f16", "bf16")
+    ]
+
+
+# -- packed ------------------------------------------------------------------------------------
 
 
 def _packed() -> list[Op]:
+    """Two single-precision numbers in one word: the first operand on top."""
     ops = []
-    for t, form in (("f16", F16), ("bf16", BF16)):
-        modes: tuple[Mode, ...] = ("rn", "rz")
-        for mode in modes:
-            for relu in ("", ".relu"):
-                half = _bits16(form, mode, relu=bool(relu))
-                ops.append(
-                    Op(f"cvt.{mode}{relu}.{t}.f32 d, a;", "u2", lambda a, b, half=half: half(a))
-                )
-                ops.append(
-                    Op(
-                        f"cvt.{mode}{relu}.{t}x2.f32 d, a, b;",
-                        "u4",
-                        lambda a, b, half=half: (
-                            half(b).astype(np.uint32) | half(a).astype(np.uint32) << 16
-                        ),
-                    )
-                )
-    ops.append(
-        Op(
-            "{ .reg .b16 h; cvt.rn.bf16.f32 h, a; cvt.f32.bf16 d, h; }",
-            "f4",
-            lambda a, b: _rounded(BF16, "rn", "f4")(a),
+    for t, mode, relu in itertools.product(("f16", "bf16"), ("rn", "rz"), ("", ".relu")):
+        half = convert(f".{mode}{relu}", FORMATS[t], F32)
+        ops.append(
+            integer_op(
+                f"cvt.{mode}{relu}.{t}x2.f32 d, a, b;",
+                "u4",
+                lambda a, b, half=half: half(b) | half(a) << 16,
+            )
         )
-    )
-    ops.append(Op("cvt.pack.sat.u16.s32 d, p, q;", "u4", _pack_reference))
+    tf32 = Format(8, 10)
+    for modifier, mode in (("rna", "rna"), ("rn", "rn"), ("rz", "rz")):
+
+        def kept(a: int, b: int, mode: Any = mode) -> int:
+            return F32.nan if F32.is_nan(a) else _as_float(tf32, F32, a, mode) << 13
+
+        ops.append(integer_op(f"cvt.{modifier}.tf32.f32 d, a;", "u4", kept))
+
+    def pack(bits: int) -> Callable[[int, int], int]:
+        def packed(a: int, b: int) -> int:
+            low, high = (_clamp(_as_integer(F32, x, "rz", 32, True), bits, False) for x in (b, a))
+            # The third operand, here b's pattern, moves up.
+            return low | high << bits | (b << 16 if bits == 8 else 0)
+
+        return packed
+
+    ops.append(integer_op("cvt.pack.sat.u16.s32 d, p, q;", "u4", pack(16)))
+    ops.append(integer_op("cvt.pack.sat.u8.s32.b32 d, p, q, b;", "u4", pack(8)))
     return ops
-
-
-def _pack_reference(a: Array, b: Array) -> Array:
-    high, low = (
-        each(lambda x: _clamp(_as_integer(x, "rzi", 32, True, False), 16, False), "u4", v)
-        for v in (a, b)
-    )
-    packed: Array = low | high << np.uint32(16)
-    return packed
 
 
 _PACK_INPUTS = "    .reg .b32 p, q; cvt.rzi.s32.f32 p, a; cvt.rzi.s32.f32 q, b;"  # for cvt.pack
 
 
+# -- floats of eight, six and four bits, in pairs ----------------------------------------------
+
+# exponent bits, mantissa bits, largest number's pattern, NaN's pattern if there is one
+_MINI: dict[str, tuple[int, int, int, int | None]] = {
+    "e4m3": (4, 3, 0x7E, 0x7F),
+    "e5m2": (5, 2, 0x7B, 0x7F),
+    "e2m3": (2, 3, 0x1F, None),
+    "e3m2": (3, 2, 0x1F, None),
+    "e2m1": (2, 1, 0x7, None),
+}
+
+
+def _to_mini(t: str) -> Callable[[int], int]:
+    """Nearest by distance, ties to the even pattern."""
+    exponent, mantissa, largest, nan = _MINI[t]
+    small = Format(exponent, mantissa)
+    # One more exponent has room for the finite numbers of the top binade.
+    wide = Format(8, mantissa)
+
+    def encoded(x: int) -> int:
+        if F32.is_nan(x):
+            return largest if nan is None else nan
+        sign = small.sign if x & F32.sign else 0
+        x &= ~F32.sign
+        if F32.is_infinite(x):
+            return largest | sign
+        number, power = F32.decode(x)
+        least = small.least_exponent - mantissa
+        if power + number.bit_length() - 1 < small.least_exponent:  # units of the least subnormal
+            return _whole(number, power - least, "rn") | sign
+        bias = (wide.least_exponent - small.least_exponent) << mantissa
+        return min(wide.encode(number, power) + bias, largest) | sign
+
+    return encoded
+
+
+def _of_mini(t: str) -> Callable[[int], int]:
+    exponent, mantissa, largest, _ = _MINI[t]
+    small = Format(exponent, mantissa)
+
+    def decoded(x: int) -> int:
+        sign = 0x8000 if x & small.sign else 0
+        magnitude = x & (small.sign - 1)
+        if magnitude <= largest:
+            return F16.encode(*small.decode(magnitude)) | sign
+        return F16.infinity | sign if t == "e5m2" and magnitude == 0x7C else F16.nan
+
+    return decoded
+
+
+def _minifloats(types: tuple[str, ...]) -> list[Op]:
+    ops = []
+    for t in types:
+        slot = 4 if t == "e2m1" else 8
+        register = ".reg .b8 m;" if slot == 4 else ".reg .b16 m;"
+        encode, decode = _to_mini(t), _of_mini(t)
+        mask = (1 << sum(_MINI[t][:2]) + 1) - 1
+
+        def both(a: int, b: int, encode: Any = encode, slot: int = slot) -> int:
+            return int(encode(a) << slot | encode(b))
+
+        def back(a: int, b: int, decode: Any = decode, mask: int = mask, slot: int = slot) -> int:
+            return int(decode(a & mask) | decode(a >> slot & mask) << 16)
+
+        out, take = ("cvt.u32.u8 d, m;", "cvt.u8.u32 m, c;") if slot == 4 else (
+            "cvt.u32.u16 d, m;", "cvt.u16.u32 m, c;")  # fmt: skip
+        ops += [
+            integer_op(f"{{ {register} cvt.rn.satfinite.{t}x2.f32 m, a, b; {out} }}", "u4", both),
+            # Every pattern that the type has comes up among the low bits of a.
+            integer_op(
+                f"{{ {register} .reg .b32 c; and.b32 c, a, {mask | mask << slot:#x}; {take}"
+                f" cvt.rn.f16x2.{t}x2 d, m; }}",
+                "u4",
+                back,
+            ),
+        ]
+        if t == "e4m3":
+            widen = convert("", F32, F16)
+
+            def relu(a: int, b: int, encode: Any = encode, widen: Any = widen) -> int:
+                halves = (encode(widen(x)) for x in (a & 0xFFFF, a >> 16))
+                low, high = (0 if x & 0x80 and x & 0x7F != 0x7F else x for x in halves)
+                return int(low | high << 8)
+
+            ops.append(
+                integer_op(
+                    "{ .reg .b16 m; cvt.rn.satfinite.relu.e4m3x2.f16x2 m, a; cvt.u32.u16 d, m; }",
+                    "u4",
+                    relu,
+                )
+            )
+    return ops
+
+
+def _mini_values(types: tuple[str, ...]) -> Callable[[Rng], list[Array]]:
+    """Numbers of each type, mid-points between them and neighbours, in single precision."""
+    points = set()
+    for t in types:
+        exponent, mantissa, largest, _ = _MINI[t]
+        small = Format(exponent, mantissa)
+        every = [small.decode(x) for x in range(largest + 1)]
+        for (m, e), (n, g) in itertools.pairwise(every):
+            low = min(e, g)
+            points |= {F32.encode(m, e), F32.encode(n, g)}
+            points.add(F32.encode((m << (e - low)) + (n << (g - low)), low - 1))
+    further = sorted({p + step for p in points for step in (-1, 0, 1) if p + step >= 0})
+    further += [bits | F32.sign for bits in further] + list(range(1 << 16))[::7]
+    further += [low | low >> 3 << 8 for low in range(256)]
+
+    def values(rng: Rng) -> list[Array]:
+        (a,) = exact.samples(F32, 1, rng, 100, further)
+        return [a, a[::-1].copy()]
+
+    return values
+
+
+_EIGHT, _FEWER = ("e4m3", "e5m2"), ("e2m3", "e3m2", "e2m1")
+
 CASES: tuple[Case, ...] = (
     *(
         sweep(
             f"convert_{_name(bits, signed)}",
-            [*_integer_to_integer((bits, signed)), *_integer_to_float((bits, signed))],
+            [
+                *_integer_to_integer((bits, signed)),
+                *_integer_to_float((bits, signed), _OLD),
+            ],
             (_dtype(bits, signed),),
-            operands(bits, signed, 1, rows=100),
+            _between(bits, signed),
             covers=frozenset({"cvt", "cvt.sat"}),
         )
         for bits, signed in _INTEGERS
     ),
     *(
         sweep(
+            f"convert_{_name(bits, signed)}_bf16",
+            _integer_to_float((bits, signed), ("bf16",)),
+            (_dtype(bits, signed),),
+            _between(bits, signed),
+            arch="compute_90",
+            covers=frozenset({"cvt", "bf16"}),
+        )
+        for bits, signed in _INTEGERS
+        if bits > 8
+    ),
+    *(
+        sweep(
             f"convert_{t}",
-            [*_float_to_integer(t), *_float_to_float(t)],
-            (_DTYPES[t],),
+            _old(t),
+            (FORMATS[t].dtype,),
             _float_values(t),
             covers=frozenset({"cvt", "cvt.rounding", "cvt.sat"}),
         )
-        for t in _FORMATS
+        for t in _OLD
+    ),
+    *(
+        sweep(
+            f"convert_{t}_bf16",
+            _newer(t),
+            (FORMATS[t].dtype,),
+            _float_values(t),
+            arch="compute_90",
+            version="8.6",
+            covers=frozenset({"cvt", "cvt.rounding", "bf16"}),
+        )
+        for t in FORMATS
+    ),
+    sweep(
+        "convert_every_half",
+        _widened(),
+        ("u2",),
+        lambda rng: [np.arange(1 << 16, dtype=np.uint16)],
+        block=256,
+        arch="compute_90",
+        covers=frozenset({"cvt", "f16", "bf16"}),
+    ),
+    sweep(
+        "convert_wide_registers",
+        _narrow_of_wide(),
+        ("i4",),
+        operands(32, True, 1, rows=60),
+        block=56,
+        covers=frozenset({"cvt"}),
     ),
     sweep(
         "convert_packed",
         _packed(),
-        ("f4", "f4"),
-        float_operands("f4", 2, extra=150),
+        ("u4", "u4"),
+        patterns(F32, 2),
         arch="compute_90",
         before=_PACK_INPUTS,
         covers=frozenset({"cvt", "bf16", "f16"}),
+    ),
+    sweep(
+        "convert_eight_bits",
+        _minifloats(_EIGHT),
+        ("u4", "u4"),
+        _mini_values(_EIGHT),
+        arch="compute_90",
+        version="8.6",
+        covers=frozenset({"cvt", "e4m3"}),
+    ),
+    sweep(
+        "convert_fewer_bits",
+        _minifloats(_FEWER),
+        ("u4", "u4"),
+        _mini_values(_FEWER),
+        arch="compute_100a",
+        version="8.8",
+        covers=frozenset({"cvt", "e2m1"}),
     ),
 )

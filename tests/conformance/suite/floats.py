@@ -1,170 +1,187 @@
 """Single and double precision: every rounding mode, flushing and saturation.
 
-References are exact (`ieee`). Source: PTX ISA 9.0, section 9.7.3.
+References are exact (`exact`). The payload of a NaN is checked where the ISA gives one: there the
+results are patterns. Source: PTX ISA 9.0, sections 9.7.3 and 9.7.5 (mixed precision).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import ieee
+from . import exact
 from .case import Case
-from .predicates import float_operands
-from .reference import F32, F64, Format, Mode, each, flush32
-from .sweep import Op, bits_of, sweep
+from .exact import F16, F32, F64, FORMATS, MODES, Format, Mode
+from .sweep import Op, sweep
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
-_MODES: tuple[Mode, ...] = ("rn", "rz", "rm", "rp")
+ARITHMETIC: dict[str, tuple[exact.Operation, int]] = {
+    "add": (exact.add, 2),
+    "sub": (exact.subtract, 2),
+    "mul": (exact.multiply, 2),
+    "fma": (exact.fma, 3),
+    "mad": (exact.fma, 3),
+    "div": (exact.divide, 2),
+    "sqrt": (exact.square_root, 1),
+    "rcp": (exact.reciprocal, 1),
+}
 
 
-def _op(
-    name: str, t: str, function: Any, count: int, form: Format, mode: Mode, modifiers: str = ""
-) -> Op:
-    """An op of ``count`` operands; ``modifiers`` is what stands between name and type."""
-    dtype = f"f{form.bits // 8}"
-    exact = ieee.operation(function, form, mode, ftz=".ftz" in modifiers, sat=".sat" in modifiers)
-    operands = ", ".join("abc"[:count])
+def patterns(
+    f: Format, arity: int, count: int = 300, further: Sequence[int] = ()
+) -> Callable[[Rng], list[Array]]:
+    """Draws the columns of `exact.samples`."""
+    return lambda rng: exact.samples(f, arity, rng, count, further)
+
+
+def _arithmetic(name: str, modifiers: str, t: str) -> Op:
+    """One of the table; ``modifiers`` is what stands between name and type."""
+    words = modifiers.split(".")
+    mode: Mode = next((m for m in MODES if m in words), "rn")
+    function, count = ARITHMETIC[name]
+    f = FORMATS[t]
+    modified = exact.operation(function, f, mode, ftz="ftz" in words, sat="sat" in words)
+    dtype = f"f{f.width // 8}"
     return Op(
-        f"{name}{modifiers}.{t} d, {operands};",
+        f"{name}{modifiers}.{t} d, {', '.join('abc'[:count])};",
         dtype,
-        lambda *arrays: each(exact, dtype, *arrays[:count]),
+        exact.on_patterns(modified, dtype, count),
     )
 
 
-def _rounded(t: str, form: Format) -> list[Op]:
+def _rounded(t: str) -> list[Op]:
     """Everything that takes a rounding mode, and the spellings without one."""
-    ops = [
-        _op("add", t, ieee.add, 2, form, "rn"),
-        _op("mul", t, ieee.multiply, 2, form, "rn"),
-    ]
-    for mode in _MODES:
-        m = f".{mode}"
-        ops += [
-            _op("add", t, ieee.add, 2, form, mode, m),
-            _op("mul", t, ieee.multiply, 2, form, mode, m),
-            _op("fma", t, ieee.fma, 3, form, mode, m),
-            _op("mad", t, ieee.fma, 3, form, mode, m),
-            _op("div", t, ieee.divide, 2, form, mode, m),
-            _op("sqrt", t, ieee.square_root, 1, form, mode, m),
-            Op(
-                f"rcp.{mode}.{t} d, a;",
-                f"f{form.bits // 8}",
-                lambda a, *_, mode=mode: each(
-                    lambda x: ieee.divide(1.0, x, form, mode), a.dtype, a
-                ),
-            ),
-            Op(
-                f"sub.{mode}.{t} d, a, b;",
-                f"f{form.bits // 8}",
-                lambda a, b, *_, mode=mode: each(
-                    lambda x, y: ieee.add(x, -y, form, mode), a.dtype, a, b
-                ),
-            ),
-        ]
-    return ops
+    ops = [_arithmetic(name, f".{mode}", t) for name in ARITHMETIC for mode in MODES]
+    return ops + [_arithmetic(name, "", t) for name in ("add", "sub", "mul")]
 
 
 def _modified() -> list[Op]:
     """Flushing and saturation, which single precision alone has."""
-    ops = []
-    for mode in _MODES:
-        ops += [
-            _op("add", "f32", ieee.add, 2, F32, mode, f".{mode}.ftz"),
-            _op("mul", "f32", ieee.multiply, 2, F32, mode, f".{mode}.ftz.sat"),
-            _op("fma", "f32", ieee.fma, 3, F32, mode, f".{mode}.sat"),
-            _op("fma", "f32", ieee.fma, 3, F32, mode, f".{mode}.ftz"),
-        ]
-    ops += [
-        _op("add", "f32", ieee.add, 2, F32, "rn", ".sat"),
-        _op("add", "f32", ieee.add, 2, F32, "rn", ".ftz.sat"),
-        _op("mul", "f32", ieee.multiply, 2, F32, "rn", ".sat"),
-        _op("mul", "f32", ieee.multiply, 2, F32, "rn", ".ftz"),
-        _op("div", "f32", ieee.divide, 2, F32, "rn", ".rn.ftz"),
-        _op("sqrt", "f32", ieee.square_root, 1, F32, "rn", ".rn.ftz"),
-        Op("sub.f32 d, a, b;", "f4", lambda a, b, c: a - b),
-        Op("sub.ftz.sat.f32 d, a, b;", "f4", lambda a, b, c: _saturated(flush32(a), flush32(b))),
-    ]
-    return ops
+    flushed = [(name, ".ftz" if name == "mul" else ".rn.ftz") for name in ARITHMETIC]
+    saturated = [(name, f".{m}.sat") for name in ("add", "sub", "mul", "fma") for m in MODES]
+    other = [("add", ".rz.ftz"), ("sub", ".ftz.sat"), ("add", ".sat"), ("add", ".ftz.sat"),
+             ("mul", ".sat"), ("mul", ".rp.ftz.sat"), ("fma", ".rm.ftz"), ("fma", ".rn.ftz.sat"),
+             ("div", ".rp.ftz"), ("sqrt", ".rz.ftz"), ("rcp", ".rm.ftz")]  # fmt: skip
+    return [_arithmetic(name, modifiers, "f32") for name, modifiers in flushed + saturated + other]
 
 
-def _saturated(a: Array, b: Array) -> Array:
-    difference = flush32(a - b)
-    clamped = np.where(np.isnan(difference), 0, np.clip(difference, 0, 1))
-    return np.abs(clamped).astype(np.float32)
+# -- the smaller and the larger, signs, kinds --------------------------------------------------
 
 
-def _least(a: Array, b: Array) -> Array:
-    """``min``: a NaN loses, and -0 is less than +0 (PTX ISA 9.0, 9.7.3 ``min``)."""
-    both_zero = (a == 0) & (b == 0)
-    return np.where(both_zero, np.where(np.signbit(a), a, b), np.fmin(a, b)).astype(a.dtype)
+def extreme(name: str, modifiers: str, f: Format) -> exact.Operation:
+    """``min`` or ``max`` with any of ``.ftz.NaN.xorsign.abs``."""
+    function = exact.minimum if name == "min" else exact.maximum
+
+    def chosen(a: int, b: int) -> int:
+        if "ftz" in modifiers:
+            a, b = f.flush(a), f.flush(b)
+        sign = (a ^ b) & f.sign
+        nan = f.is_nan(a) or f.is_nan(b)
+        if "xorsign" in modifiers:
+            a, b = a & ~f.sign, b & ~f.sign
+        if nan and ("NaN" in modifiers or (f.is_nan(a) and f.is_nan(b))):
+            return f.nan
+        result = function(f, a, b)
+        return result | sign if "xorsign" in modifiers else result
+
+    return chosen
 
 
-def _most(a: Array, b: Array) -> Array:
-    both_zero = (a == 0) & (b == 0)
-    return np.where(both_zero, np.where(np.signbit(a), b, a), np.fmax(a, b)).astype(a.dtype)
+KINDS: dict[str, Callable[[Format, int], bool]] = {
+    "finite": lambda f, x: not f.is_nan(x) and not f.is_infinite(x),
+    "infinite": lambda f, x: f.is_infinite(x),
+    "number": lambda f, x: not f.is_nan(x),
+    "notanumber": lambda f, x: f.is_nan(x),
+    # Zeros count as normal (PTX ISA 9.0, 9.7.3, testp).
+    "normal": lambda f, x: not f.is_nan(x) and not f.is_infinite(x) and f.flush(x) == x,
+    "subnormal": lambda f, x: f.flush(x) != x,
+}
 
 
-def _extremes(t: str, dtype: str) -> list[Op]:
-    ops = [
-        Op(f"min.{t} d, a, b;", dtype, lambda a, b, *_: _least(a, b)),
-        Op(f"max.{t} d, a, b;", dtype, lambda a, b, *_: _most(a, b)),
-        Op(f"abs.{t} d, a;", dtype, lambda a, *_: np.abs(a)),
-        Op(f"neg.{t} d, a;", dtype, lambda a, *_: -a),
-        Op(f"copysign.{t} d, a, b;", dtype, lambda a, b, *_: np.copysign(b, a)),
-        Op(f"mov.{t} d, b;", dtype, lambda a, b, *_: b.copy()),
-        Op(f"sub.{t} d, a, b;", dtype, lambda a, b, *_: a - b),
-    ]
-    for kind, holds in {
-        "finite": np.isfinite,
-        "infinite": np.isinf,
-        "number": lambda a: ~np.isnan(a),
-        "notanumber": np.isnan,
-        # Zeros count as normal (PTX ISA 9.0, 9.7.3, testp).
-        "normal": lambda a: (a == 0) | np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
-        "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
-    }.items():
-        ops.append(
-            Op(
-                f"{{ .reg .pred p; testp.{kind}.{t} p, a; selp.u32 d, 1, 0, p; }}",
-                "u4",
-                lambda a, *_, holds=holds: holds(a).astype(np.uint32),
-            )
-        )
-    return ops
-
-
-_CANONICAL = np.uint32(0x7FFFFFFF)
-
-
-def _with_nan(a: Array, b: Array, number: Array) -> Array:
-    """The bits of ``number``, or of the canonical NaN where ``a`` or ``b`` is a NaN."""
-    return np.where(np.isnan(a) | np.isnan(b), _CANONICAL, bits_of(number)).astype(np.uint32)
-
-
-def _extremes_f32() -> list[Op]:
+def _unordered(t: str) -> list[Op]:
+    f = FORMATS[t]
+    bits, low = f.dtype, f.sign - 1
+    number = f"f{f.width // 8}"
+    unary = {
+        "abs": lambda a: a & low,
+        "neg": lambda a: a ^ f.sign,
+        **({"abs.ftz": lambda a: f.flush(a) & low} if t == "f32" else {}),
+        **({"neg.ftz": lambda a: f.flush(a) ^ f.sign} if t == "f32" else {}),
+    }
+    variants = ["", ".ftz", ".NaN", ".ftz.NaN.xorsign.abs", ".xorsign.abs"]
     return [
-        Op("min.ftz.f32 d, a, b;", "f4", lambda a, b, *_: _least(flush32(a), flush32(b))),
-        Op("max.ftz.f32 d, a, b;", "f4", lambda a, b, *_: _most(flush32(a), flush32(b))),
-        Op("abs.ftz.f32 d, a;", "f4", lambda a, *_: np.abs(flush32(a))),
-        Op("neg.ftz.f32 d, a;", "f4", lambda a, *_: -flush32(a)),
-        # sm_80 has .NaN: the canonical NaN if either input is one.
-        Op("min.NaN.f32 d, a, b;", "u4", lambda a, b, *_: _with_nan(a, b, _least(a, b))),
-        Op("max.NaN.f32 d, a, b;", "u4", lambda a, b, *_: _with_nan(a, b, _most(a, b))),
-        Op(
-            "max.ftz.NaN.xorsign.abs.f32 d, a, b;",
-            "u4",
-            lambda a, b, *_: _with_nan(a, b, _xorsign(a, b)),
+        *(
+            Op(f"{name}{modifiers}.{t} d, a, b;", bits,
+               exact.on_patterns(extreme(name, modifiers, f), bits, 2))
+            for name in ("min", "max")
+            for modifiers in (variants if t == "f32" else [""])
         ),
-    ]
+        *(
+            Op(f"{name}.{t} d, a;", number, exact.on_patterns(function, number, 1))
+            for name, function in unary.items()
+        ),
+        Op(f"copysign.{t} d, a, b;", number,
+           exact.on_patterns(lambda a, b: a & f.sign | b & low, number, 2)),
+        Op(f"mov.{t} d, b;", bits, lambda a, b: b.copy()),
+        *(
+            Op(f"{{ .reg .pred p; testp.{kind}.{t} p, a; selp.u32 d, 1, 0, p; }}", "u4",
+               exact.on_patterns(partial(holds, f), "u4", 1))
+            for kind, holds in KINDS.items()
+        ),
+        # These give the canonical NaN.
+        Op(f"div.rn.{t} d, a, b;", bits,
+           exact.on_patterns(partial(exact.divide, f, "rn"), bits, 2)),
+        Op(f"sqrt.rn.{t} d, a;", bits,
+           exact.on_patterns(partial(exact.square_root, f, "rn"), bits, 1)),
+    ]  # fmt: skip
 
 
-def _xorsign(a: Array, b: Array) -> Array:
-    magnitude = _most(np.abs(flush32(a)), np.abs(flush32(b)))
-    return np.copysign(magnitude, np.where(np.signbit(a) == np.signbit(b), 1, -1)).astype(a.dtype)
+# -- what sm_100 added -------------------------------------------------------------------------
+
+
+def _newest() -> list[Op]:
+    """Three operands, pairs, and halves in a single-precision sum; on single-precision patterns."""
+
+    def largest(a: int, b: int, c: int) -> int:
+        return exact.maximum(F32, exact.maximum(F32, a, b), c)
+
+    def mixed(name: str, mode: Mode) -> exact.Operation:
+        def widened(a: int, b: int, c: int) -> int:
+            first, second = (F32.encode(*F16.decode(x & 0x3FFF)) for x in (a, b))
+            if name == "fma":
+                return exact.fma(F32, mode, first, second, c)
+            return ARITHMETIC[name][0](F32, mode, first, c)
+
+        return widened
+
+    halves = "cvt.u16.u32 h, a; and.b16 h, h, 0x3FFF; cvt.u16.u32 k, b; and.b16 k, k, 0x3FFF;"
+    pairs = "mov.b64 x, {a, b}; mov.b64 y, {b, c}; mov.b64 z, {c, a};"
+    ops = [Op("max.f32 d, a, b, c;", "f4", exact.on_patterns(largest, "f4"))]
+    for name, text in (("fma", "h, k, c"), ("add", "h, c"), ("sub", "h, c")):
+        for mode in ("rn", "rz"):
+            ops.append(
+                Op(f"{{ .reg .b16 h, k; {halves} {name}.{mode}.f32.f16 d, {text}; }}", "f4",
+                   exact.on_patterns(mixed(name, mode), "f4"))
+            )  # fmt: skip
+    for half, order in (("d, high", "abc"), ("low, d", "bca")):
+        for ftz in ("", ".ftz"):
+            function = exact.on_patterns(exact.operation(exact.fma, F32, ftz=bool(ftz)), "f4", 3)
+            ops.append(
+                Op(
+                    f"{{ .reg .b64 x, y, z; .reg .b32 low, high; {pairs}"
+                    f" fma.rn{ftz}.f32x2 x, x, y, z; mov.b64 {{{half}}}, x; }}",
+                    "f4",
+                    lambda a, b, c, order=order, function=function: function(
+                        *({"a": a, "b": b, "c": c}[x] for x in order)
+                    ),
+                )
+            )
+    return ops
 
 
 # -- contraction: what the compiler makes of a * b + c -----------------------------------------
@@ -182,63 +199,71 @@ extern "C" __global__ void contraction(const float* a, const float* b, const flo
 
 
 def _contraction_make(rng: Rng) -> list[Any]:
-    arrays = float_operands("f4", 3, extra=400)(rng)
-    a, b = arrays[0], arrays[1]
+    a, b, c = (column[::2].view(np.float32) for column in exact.samples(F32, 3, rng, 400))
     with np.errstate(all="ignore"):
-        arrays[2][300:] = -(a * b)[300:]  # cancellation shows what the product lost
+        c[-200:] = -(a * b)[-200:]  # cancellation shows what the product lost
     blank = np.zeros(a.size, np.float32)
-    return [*arrays, blank, blank.copy(), np.int32(a.size)]
+    return [a.copy(), b.copy(), c.copy(), blank, blank.copy(), np.int32(a.size)]
 
 
 def _contraction_expect(args: list[Any]) -> dict[int | str, Any]:
     a, b, c, *_ = args
-    fused = ieee.operation(ieee.fma, F32, "rn")
+    fused = exact.on_patterns(partial(exact.fma, F32, "rn"), "f4")
     with np.errstate(all="ignore"):
-        return {3: each(fused, "f4", a, b, c), 4: a * b + c}
+        return {3: fused(a, b, c), 4: a * b + c}
 
 
 CASES: tuple[Case, ...] = (
     sweep(
         "float_f32",
-        _rounded("f32", F32),
-        ("f4",) * 3,
-        float_operands("f4", 3, extra=60),
+        _rounded("f32"),
+        ("u4",) * 3,
+        patterns(F32, 3),
         covers=frozenset({"float.f32", "rounding"}),
     ),
     sweep(
         "float_f64",
-        _rounded("f64", F64),
-        ("f8",) * 3,
-        float_operands("f8", 3, extra=60),
+        _rounded("f64"),
+        ("u8",) * 3,
+        patterns(F64, 3),
         covers=frozenset({"float.f64", "rounding"}),
     ),
     sweep(
         "float_flush_saturate",
         _modified(),
-        ("f4",) * 3,
-        float_operands("f4", 3, extra=60),
+        ("u4",) * 3,
+        patterns(F32, 3),
         covers=frozenset({"ftz", "sat"}),
     ),
     sweep(
         "float_extremes_f32",
-        [*_extremes("f32", "f4"), *_extremes_f32()],
-        ("f4", "f4"),
-        float_operands("f4", 2),
+        _unordered("f32"),
+        ("u4", "u4"),
+        patterns(F32, 2),
         arch="compute_90",
         covers=frozenset({"min", "max", "testp", "copysign", "nan"}),
     ),
     sweep(
         "float_extremes_f64",
-        _extremes("f64", "f8"),
-        ("f8", "f8"),
-        float_operands("f8", 2),
+        _unordered("f64"),
+        ("u8", "u8"),
+        patterns(F64, 2),
         block=56,
         covers=frozenset({"min", "max", "testp", "copysign", "nan"}),
+    ),
+    sweep(
+        "float_newest",
+        _newest(),
+        ("u4",) * 3,
+        patterns(F32, 3),
+        arch="compute_100",
+        version="8.8",
+        covers=frozenset({"max.f32.three", "f32x2", "fma.f32.f16"}),
     ),
     Case(
         "contraction",
         CONTRACTION,
-        (8,),
+        (16,),
         (96,),
         _contraction_make,
         _contraction_expect,

@@ -20,24 +20,28 @@ Rng = np.random.Generator
 
 def _edges(bits: int, signed: bool) -> list[int]:
     top = 1 << bits
-    values = [
+    values = {
         0,
         1,
         2,
         3,
         5,
+        7,
+        10,
         31,
         32,
         33,
         0x55,
-        top // 2 - 1,
-        top // 2,
-        top // 2 + 1,
-        top - 1,
-        top - 2,
-    ]
-    values += [top - 7, (top - 1) // 3, 1 << (bits // 2), (1 << (bits // 2)) - 1]
-    return [v - top if signed and v >= top // 2 else v for v in values]
+        0x7FFF,
+        0x8000,
+        0xFFFF,
+        1 << 23,
+        (1 << 24) - 1,
+    }
+    values |= {top // 2 + d for d in (-2, -1, 0, 1)} | {top - d for d in (1, 2, 7)}
+    values |= {top // 4 - 1, top // 4, (top - 1) // 3, top // 6, 1 << bits // 2}
+    wrapped = sorted({v % top for v in values} | {(1 << bits // 2) - 1})
+    return [v - top if signed and v >= top // 2 else v for v in wrapped]
 
 
 def _draw(rng: Rng, bits: int, signed: bool, count: int) -> Array:
@@ -58,7 +62,12 @@ def operands(bits: int, signed: bool, columns: int, *, nonzero: int = -1, rows: 
 
     def values(rng: Rng) -> list[Array]:
         arrays = []
-        pairs = np.array([(x, y, x) for x in edges for y in edges[::2]], dtype)
+        many = len(edges)
+        pairs = np.array(
+            [(x, y, edges[(i + k + 7) % many]) for i, x in enumerate(edges)
+             for k, y in enumerate(edges)],
+            dtype,
+        )  # fmt: skip
         for column in range(columns):
             arrays.append(np.concatenate([pairs[:, column], _draw(rng, bits, signed, rows)]))
         if nonzero >= 0:
@@ -184,20 +193,28 @@ def _extended() -> list[Op]:
 
     return [
         integer_op(chain("add.cc.u32 p, al, bl; addc.u32 q, ah, bh;"), "u8", lambda a, b, c: a + b),
-        integer_op(
-            chain(
-                "add.cc.u32 p, al, bl; addc.cc.u32 q, ah, bh; addc.u32 r, 0, 0;", "mov.b32 d, r;"
-            ),
-            "u4",
-            lambda a, b, c: a + b >> 64,
+        *(
+            integer_op(
+                chain(
+                    f"add.cc.u32 p, al, bl; addc.cc.{t} q, ah, bh; addc.u32 r, 0, 0;",
+                    "mov.b32 d, r;",
+                ),
+                "u4",
+                lambda a, b, c: a + b >> 64,
+            )
+            for t in ("u32", "s32")
         ),
         integer_op(chain("sub.cc.u32 p, al, bl; subc.u32 q, ah, bh;"), "u8", lambda a, b, c: a - b),
-        integer_op(
-            chain(
-                "sub.cc.u32 p, al, bl; subc.cc.u32 q, ah, bh; subc.u32 r, 0, 0;", "mov.b32 d, r;"
-            ),
-            "u4",
-            lambda a, b, c: a - b >> 64,
+        *(
+            integer_op(
+                chain(
+                    f"sub.cc.u32 p, al, bl; subc.cc.{t} q, ah, bh; subc.u32 r, 0, 0;",
+                    "mov.b32 d, r;",
+                ),
+                "u4",
+                lambda a, b, c: a - b >> 64,
+            )
+            for t in ("u32", "s32")
         ),
         integer_op(chain(product), "u8", lambda a, b, c: a * b),
         integer_op(chain(product, "mov.b64 d, {r, s};"), "u8", lambda a, b, c: a * b >> 64),
@@ -233,6 +250,14 @@ def _extended() -> list[Op]:
             "u8",
             lambda a, b, c: a * b + c >> 64,
         ),
+    ]
+
+
+def _constants() -> list[Op]:
+    """Divisors that the compiler knows."""
+    return [
+        integer_op(f"div.s32 d, a, {n};", "i4", lambda a, b, c, n=n: _truncated(a, n))
+        for n in (1, 3, -7, 1 << 20, -(1 << 31))
     ]
 
 
@@ -275,12 +300,14 @@ def _relu() -> list[Op]:
     return [
         integer_op("min.relu.s32 d, a, b;", "i4", lambda a, b, c: max(min(a, b), 0)),
         integer_op("max.relu.s32 d, a, b;", "i4", lambda a, b, c: max(a, b, 0)),
+        integer_op("min.s32.relu d, a, b;", "i4", lambda a, b, c: max(min(a, b), 0)),
         packed("add.u16x2", False, lambda x, y: x + y),
         packed("add.s16x2", True, lambda x, y: x + y),
         packed("min.u16x2", False, min),
         packed("min.s16x2", True, min),
         packed("max.u16x2", False, max),
         packed("max.s16x2", True, max),
+        packed("min.s16x2.relu", True, lambda x, y: max(min(x, y), 0)),
         packed("min.relu.s16x2", True, lambda x, y: max(min(x, y), 0)),
         packed("max.relu.s16x2", True, lambda x, y: max(x, y, 0)),
     ]
@@ -301,7 +328,7 @@ def _typed_case(bits: int, signed: bool, extra: list[Op]) -> Case:
 CASES: tuple[Case, ...] = (
     _typed_case(16, True, []),
     _typed_case(16, False, []),
-    _typed_case(32, True, [*_saturating(), *_mul24(True)]),
+    _typed_case(32, True, [*_saturating(), *_mul24(True), *_constants()]),
     _typed_case(32, False, _mul24(False)),
     _typed_case(64, True, []),
     _typed_case(64, False, []),

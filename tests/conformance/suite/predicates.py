@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from . import exact
 from .case import Case
+from .exact import FORMATS
 from .integers import operands
-from .reference import flush32
 from .sweep import Op, sweep
 
 Array = np.ndarray[Any, Any]
@@ -30,25 +32,19 @@ _ORDERED: dict[str, Compare] = {
     "ge": operator.ge,
 }
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_FLOAT = (*_ORDERED, *(f"{name}u" for name in _ORDERED), "num", "nan")
 
 
-def _is_nan(a: Array, b: Array) -> Array:
-    either: Array = np.isnan(a) | np.isnan(b)
-    return either
+def _of(t: str, name: str, *, ftz: bool = False) -> Compare:
+    """A comparison of patterns of type ``t``."""
+    f = FORMATS[t]
 
+    def values(patterns: Array) -> Array:
+        if ftz:
+            patterns = np.where(patterns & f.infinity == 0, patterns & f.sign, patterns)
+        return exact.as_double(patterns.astype(f.dtype), f)
 
-def _or_unordered(compare: Compare) -> Compare:
-    return lambda a, b: compare(a, b) | _is_nan(a, b)
-
-
-def _float_comparisons() -> dict[str, Compare]:
-    table: dict[str, Compare] = dict(_ORDERED)
-    table["ne"] = lambda a, b: (a != b) & ~_is_nan(a, b)
-    for name, compare in _ORDERED.items():
-        table[f"{name}u"] = _or_unordered(compare)
-    table["num"] = lambda a, b: ~_is_nan(a, b)
-    table["nan"] = _is_nan
-    return table
+    return lambda a, b: exact.compares(name, values(a), values(b))
 
 
 def _setp(comparison: str, t: str, compare: Compare) -> Op:
@@ -72,13 +68,7 @@ def _integer_ops(bits: int, signed: bool) -> list[Op]:
             np.minimum,
         )
     )
-    ops.append(
-        Op(
-            f"set.le.u32.{t} d, a, b;",
-            "u4",
-            lambda a, b: np.where(a <= b, 0xFFFFFFFF, 0).astype(np.uint32),
-        )
-    )
+    ops += [_set("le", f"u32.{t}", operator.le), _set("ne", f"s32.{t}", operator.ne)]
     ops.append(
         Op(
             f"set.gt.f32.{t} d, a, b;",
@@ -89,76 +79,88 @@ def _integer_ops(bits: int, signed: bool) -> list[Op]:
     return ops
 
 
-_SPECIAL = [0.0, -0.0, 1.0, -1.0, 1.5, float("inf"), -float("inf"), float("nan")]
-
-
-def float_operands(dtype: str, columns: int, extra: int = 100) -> Any:
-    """A function that draws float arrays: all pairs of special values, then all magnitudes."""
-    kind = np.dtype(dtype)
-    tiny, top = float(np.finfo(kind).tiny), float(np.finfo(kind).max)
-    edges = [*_SPECIAL, tiny, -tiny, tiny / 4, -tiny / 8, top, -top, 3.0, 1 + 2.0**-9]
-
-    def values(rng: Rng) -> list[Array]:
-        pairs = [(x, y, edges[(i + j) % len(edges)]) for i, x in enumerate(edges)
-                 for j, y in enumerate(edges)]  # fmt: skip
-        grid = np.array(pairs).astype(kind)
-        arrays = []
-        scale = rng.integers(-6, 7, extra)
-        for column in range(columns):
-            drawn = rng.standard_normal(extra) * 2.0 ** (scale + rng.integers(-3, 4, extra))
-            drawn[: extra // 5] = np.round(drawn[: extra // 5])
-            arrays.append(np.concatenate([grid[:, column], drawn.astype(kind)]))
-        return arrays
-
-    return values
-
-
-def _float_ops(t: str, dtype: str) -> list[Op]:
-    ops = [_setp(name, t, compare) for name, compare in _float_comparisons().items()]
-    width = 8 * np.dtype(dtype).itemsize
-    ops += [
+def _float_ops(t: str) -> list[Op]:
+    f = FORMATS[t]
+    less, greater, unequal = (_of(t, name) for name in ("lt", "gtu", "ne"))
+    ops = [_setp(name, t, _of(t, name)) for name in _FLOAT]
+    ops.append(
         Op(
-            f"{{ .reg .pred p, q; setp.lt.and.{t} p|q, a, b, %always; selp.{t} d, a, b, q; }}",
-            dtype,
-            lambda a, b: np.asarray(np.where(~(a < b), a, b)),
-        ),
-        Op(
-            f"{{ .reg .pred p; setp.gtu.{t} p, a, b; selp.b{width} d, a, b, p; }}",
-            dtype,
-            lambda a, b: np.asarray(np.where((a > b) | _is_nan(a, b), a, b)),
-        ),
-        Op(
-            f"set.ltu.u32.{t} d, a, b;",
-            "u4",
-            lambda a, b: np.where((a < b) | _is_nan(a, b), 0xFFFFFFFF, 0).astype(np.uint32),
-        ),
-        Op(f"set.ne.f32.{t} d, a, b;", "f4",
-           lambda a, b: ((a != b) & ~_is_nan(a, b)).astype(np.float32)),
-    ]  # fmt: skip
+            f"{{ .reg .pred p; setp.gtu.{t} p, a, b; selp.b{f.width} d, a, b, p; }}",
+            f.dtype,
+            lambda a, b: np.asarray(np.where(greater(a, b), a, b)),
+        )
+    )
+    if t in ("f16", "f32"):
+        ops += [_setp(f"{name}.ftz", t, _of(t, name, ftz=True)) for name in ("eq", "ltu", "ge")]
+    if t in ("f32", "f64"):
+        ops += [
+            Op(
+                f"{{ .reg .pred p, q; setp.lt.and.{t} p|q, a, b, %always; selp.{t} d, a, b, q; }}",
+                f.dtype,
+                lambda a, b: np.asarray(np.where(less(a, b), b, a)),
+            ),
+            _set("ltu", f"u32.{t}", _of(t, "ltu")),
+            _set("ge", f"s32.{t}", _of(t, "ge")),
+            Op(f"set.ne.f32.{t} d, a, b;", "f4", lambda a, b: unequal(a, b).astype(np.float32)),
+        ]
     return ops
 
 
-def _flushing_ops() -> list[Op]:
-    def eq(a: Array, b: Array) -> Array:
-        return np.asarray(flush32(a) == flush32(b))
+def _set(name: str, types: str, compare: Compare) -> Op:
+    """``set`` with an integer result: all ones."""
+    return Op(
+        f"set.{name}.{types} d, a, b;",
+        "u4",
+        lambda a, b: np.where(compare(a, b), 0xFFFFFFFF, 0).astype(np.uint32),
+    )
+
+
+def _half_ops() -> list[Op]:
+    """``set`` of halves, and comparisons of two halves at once: (a, b) with (b, a)."""
+    ones = np.uint32(0x3C00)
+    swapped = ".reg .b32 x, y; mov.b32 x, {a, b}; mov.b32 y, {b, a};"
+
+    def pair(name: str, low: int, high: int) -> Compare:
+        compare = _of("f16", name)
+        return lambda a, b: (
+            np.where(compare(a, b), low, 0) | np.where(compare(b, a), high, 0)
+        ).astype(np.uint32)
 
     return [
-        _setp("eq.ftz", "f32", eq),
-        _setp("ltu.ftz", "f32", lambda a, b: (flush32(a) < flush32(b)) | _is_nan(a, b)),
-        Op(
-            "set.ge.ftz.f32.f32 d, a, b;",
-            "f4",
-            lambda a, b: (flush32(a) >= flush32(b)).astype(np.float32),
+        Op("set.eq.f16.f16 d, a, b;", "u2",
+           lambda a, b: np.where(_of("f16", "eq")(a, b), ones, 0).astype(np.uint16)),
+        Op("set.gt.f16.f16 d, a, b;", "u2",
+           lambda a, b: np.where(_of("f16", "gt")(a, b), ones, 0).astype(np.uint16)),
+        Op(f"{{ {swapped} set.geu.f16x2.f16x2 d, x, y; }}", "u4", pair("geu", 0x3C00, 0x3C000000)),
+        Op(f"{{ {swapped} set.le.u32.f16x2 d, x, y; }}", "u4", pair("le", 0xFFFF, 0xFFFF0000)),
+        *(
+            Op(f"{{ {swapped} .reg .pred p, q; setp.{name}.f16x2 p|q, x, y;"
+               " selp.u32 d, 1, 0, p; @q or.b32 d, d, 2; }", "u4", pair(name, 1, 2))
+            for name in ("lt", "gtu")
         ),
-        Op("{ .reg .b32 s; mov.b32 s, b; slct.b32.s32 d, 11, 22, s; }", "u4",
+    ]  # fmt: skip
+
+
+def _choosing_ops() -> list[Op]:
+    """``slct`` by an integer and by a float, on single-precision patterns."""
+    positive = _of("f32", "ge")
+    flushed = _of("f32", "ge", ftz=True)
+
+    def choose(first: int, second: int, holds: Compare) -> Callable[[Array, Array], Array]:
+        return lambda a, b: np.where(holds(b, np.zeros_like(b)), first, second).astype(np.uint32)
+
+    return [
+        Op("slct.b32.s32 d, 11, 22, b;", "u4",
            lambda a, b: np.where(b.view(np.int32) >= 0, 11, 22).astype(np.uint32)),
-        Op("slct.f32.f32 d, 0f3F800000, 0f40000000, b;", "f4",
-           lambda a, b: np.where(b >= 0, 1, 2).astype(np.float32)),
-        Op("slct.ftz.u32.f32 d, 3, 4, b;", "u4",
-           lambda a, b: np.where(flush32(b) >= 0, 3, 4).astype(np.uint32)),
+        Op("slct.u32.s32 d, a, b, b;", "u4",
+           lambda a, b: np.asarray(np.where(b.view(np.int32) >= 0, a, b))),
+        Op("slct.f32.f32 d, 0f3F800000, 0f40000000, b;", "u4",
+           choose(0x3F800000, 0x40000000, positive)),
+        Op("slct.ftz.f32.f32 d, 0f3F800000, 0f40000000, b;", "u4",
+           choose(0x3F800000, 0x40000000, flushed)),
+        Op("slct.ftz.u32.f32 d, 3, 4, b;", "u4", choose(3, 4, flushed)),
         Op("{ .reg .b64 x, y, w; mov.b64 x, 5; mov.b64 y, 6; slct.u64.f32 w, x, y, b;"
-           " cvt.u32.u64 d, w; }", "u4",
-           lambda a, b: np.where(b >= 0, 5, 6).astype(np.uint32)),
+           " cvt.u32.u64 d, w; }", "u4", choose(5, 6, positive)),
     ]  # fmt: skip
 
 
@@ -192,6 +194,10 @@ def _logic_ops() -> list[Op]:
     ]  # fmt: skip
 
 
+def _patterns(f: exact.Format, rng: Rng) -> list[Array]:
+    return exact.samples(f, 2, rng)
+
+
 _ALWAYS = "    .reg .pred %always; setp.eq.u32 %always, 0, 0;"
 
 CASES: tuple[Case, ...] = (
@@ -206,21 +212,22 @@ CASES: tuple[Case, ...] = (
         for bits in (16, 32, 64)
         for signed in (True, False)
     ),
-    sweep(
-        "compare_f32",
-        [*_float_ops("f32", "f4"), *_flushing_ops()],
-        ("f4", "f4"),
-        float_operands("f4", 2),
-        before=_ALWAYS,
-        covers=frozenset({"setp", "set", "slct", "ftz", "nan"}),
-    ),
-    sweep(
-        "compare_f64",
-        _float_ops("f64", "f8"),
-        ("f8", "f8"),
-        float_operands("f8", 2),
-        before=_ALWAYS,
-        covers=frozenset({"setp", "set", "nan"}),
+    *(
+        sweep(
+            f"compare_{t}",
+            [*_float_ops(t), *further],
+            (FORMATS[t].dtype,) * 2,
+            partial(_patterns, FORMATS[t]),
+            before=_ALWAYS,
+            arch="compute_90" if t.endswith("16") else "compute_75",
+            covers=frozenset({"setp", "set", "slct", "ftz", "nan"}),
+        )
+        for t, further in (
+            ("f16", _half_ops()),
+            ("bf16", []),
+            ("f32", _choosing_ops()),
+            ("f64", []),
+        )
     ),
     sweep(
         "predicate_logic",

@@ -115,6 +115,7 @@ def sweep(
         arch=arch,
         covers=covers,
         expected_form=expected_form,
+        opcodes=True,
         labels=(*"abcd"[: len(inputs)], "rows", *(" ".join(op.text.split()) for op in ops)),
     )
 
