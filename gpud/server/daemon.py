@@ -23,18 +23,30 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.errors import DeviceLost, Draining, GpudError, InternalError
 from gpud.server import logs, settings
-from gpud.server.front import Front
+from gpud.server.handlers.answers import Answers
+from gpud.server.handlers.connections import Connections
+from gpud.server.handlers.device_rows import DeviceRows
+from gpud.server.handlers.doctor import Doctor
+from gpud.server.handlers.followers import Followers
+from gpud.server.handlers.job_rows import JobRows
+from gpud.server.handlers.jobs import JobRequests
+from gpud.server.handlers.memory import MemoryRequests
+from gpud.server.handlers.message_table import message_table
+from gpud.server.handlers.programs import ProgramRequests
+from gpud.server.handlers.queries import Queries
+from gpud.server.handlers.submission import Submission
 from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.device import Device
+from gpud.server.hosts.devices import Devices
+from gpud.server.hosts.gpu_monitors import GpuMonitors
 from gpud.server.hosts.interface import HOST_COMMAND, Connect
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors, systemd
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.stream import Outbox
 from gpud.server.state.access import Peer, peer_of
-from gpud.server.state.arenas import Arenas
 from gpud.server.state.event_log import EventLog
-from gpud.telemetry.records import Records
+from gpud.server.state.shared import SharedState
 
 __all__ = ["Daemon", "run"]
 
@@ -80,18 +92,19 @@ class Daemon:
         self._poll_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Listener] = []
         self._event_log: EventLog | None = None
-        self.front: Front
+        self.devices = Devices()
+        # From `start` on:
+        self.state: SharedState
         self.runner: Runner
+        self.compiler: CompilePool
+        self.programs: ProgramRequests
+        self.connections: Connections
+        self._gpu_monitors: GpuMonitors
 
     @property
     def address(self) -> str:
         """Where clients connect."""
         return self._listeners[0].address
-
-    @property
-    def devices(self) -> list[Device]:
-        """The devices by index."""
-        return self.runner.devices
 
     @property
     def forced(self) -> bool:
@@ -133,14 +146,14 @@ class Daemon:
                         device=device.spec,
                     )
             copied = {d.index: d.memory for d in self.devices if d.memory is not None}
-            self.front.arenas.set_up(settings.memory_limits(self.config, self.devices), copied)
+            self.state.arenas.set_up(settings.memory_limits(self.config, self.devices), copied)
         except BaseException:
             await self._close()
             raise
-        self.front.watch_gpus()
+        self._gpu_monitors.watch(self.devices)
         for listener in self._listeners:
             loop.add_reader(listener.socket.fileno(), self._accept, listener)
-        self.front.compiler.prestart()
+        self.compiler.prestart()
         self._poll()
         names = ", ".join(d.info.name for d in self.devices if d.info is not None)
         _LOG.info("serving %s on %s", names, self.address)
@@ -155,18 +168,50 @@ class Daemon:
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config = self.config
         outbox = Outbox(loop)
-        records = Records(epoch_ns=time.time_ns() - time.monotonic_ns(), history=config.history)
         rules = settings.scheduler_settings(config, validate=self._validate)
         if config.event_log is not None:
             self._event_log = EventLog(config.event_log, rules, loop)
-        arenas = Arenas(loop)
-        self.runner = Runner(Scheduler(rules), loop, records, arenas, self._event_log)
-        self.runner.on_bug = self._fail
+        state = self.state = SharedState(config, loop)
+        scheduler, devices = Scheduler(rules), self.devices
+        runner = self.runner = Runner(
+            scheduler, loop, state, devices, event_log=self._event_log, on_bug=self._fail
+        )
+        self._add_devices(outbox)
+        monitors = self._gpu_monitors = GpuMonitors(loop, state.records)
+        compiler = self.compiler = CompilePool(
+            outbox,
+            timeout_s=config.compile_timeout_ns / 1e9,
+            cache_dir=None if config.cache_dir is None else str(config.cache_dir),
+            processes=config.compile_processes,
+            arguments=settings.compile_arguments(config),
+            bounds_checks=config.bounds_checks,
+        )
+        programs = self.programs = ProgramRequests(
+            devices, compiler, state.modules, state.arenas, config.max_message_bytes
+        )
+        answers = Answers(loop)
+        followers = Followers(state.records)
+        job_rows = JobRows(loop, state.jobs, devices, scheduler, state.records.epoch_ns)
+        device_rows = DeviceRows(devices, state.jobs, state.arenas, monitors, rules.floor)
+        doctor = Doctor(config, loop, devices, device_rows, compiler)
+        handlers = message_table(
+            Submission(devices, state.jobs, runner),
+            programs,
+            MemoryRequests(state.arenas, devices),
+            JobRequests(state.jobs, state.history, runner, job_rows, answers),
+            Queries(state, devices, runner, job_rows, device_rows, doctor, answers),
+            followers,
+        )
+        self.connections = Connections(
+            state, outbox, handlers, devices, device_rows, runner, followers
+        )
+
+    def _add_devices(self, outbox: Outbox) -> None:
+        config = self.config
         limits = settings.host_limits(config)
         ours = self._connect is None and self._host_command is HOST_COMMAND
-        specs = settings.device_specs(config, look=ours)
-        self.runner.devices.extend(
-            Device(
+        for index, spec in enumerate(settings.device_specs(config, look=ours)):
+            device = Device(
                 index,
                 spec,
                 self.runner,
@@ -175,18 +220,7 @@ class Daemon:
                 command=[*self._host_command, *settings.host_arguments(config)],
                 limits=limits,
             )
-            for index, spec in enumerate(specs)
-        )
-        cache_dir = None if config.cache_dir is None else str(config.cache_dir)
-        compiler = CompilePool(
-            outbox,
-            timeout_s=config.compile_timeout_ns / 1e9,
-            cache_dir=cache_dir,
-            processes=config.compile_processes,
-            arguments=settings.compile_arguments(config),
-            bounds_checks=config.bounds_checks,
-        )
-        self.front = Front(config, outbox, self.runner, records, compiler, arenas, rules.floor)
+            self.devices.append(device)
 
     def _accept(self, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
@@ -202,11 +236,12 @@ class Daemon:
                 loop.remove_reader(listener.socket.fileno())
                 loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
                 return
-            self.front.connected(sock, self._credentials(sock))
+            self.connections.accept(sock, self._credentials(sock))
 
     def _poll(self) -> None:
-        """Periodic work that no event triggers: see `Front.poll`."""
-        self.front.poll()
+        """Do what no event triggers: read GPU metrics, end sessions that hold too much memory."""
+        self._gpu_monitors.poll()
+        self.connections.end_excessive(self.state.arenas.find_excess())
         self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
     def _accept_again(self, listener: Listener) -> None:
@@ -230,7 +265,7 @@ class Daemon:
     def force(self) -> None:
         """End now: running jobs are lost."""
         self._forced = True
-        if not hasattr(self, "front"):  # it was never started
+        if not hasattr(self, "connections"):  # it was never started
             self._stopped.set()
             return
         if self._ending is None:
@@ -240,9 +275,8 @@ class Daemon:
             self.runner.drained.set()
         for device in self.devices:
             device.kill()
-        self.front.compiler.kill()
-        for connection in list(self.front.connections):
-            connection.abort()
+        self.compiler.kill()
+        self.connections.abort()
 
     def _fail(self) -> None:
         """Shut down after a bug in the scheduler, whose state may violate every guarantee now.
@@ -251,7 +285,6 @@ class Daemon:
         daemon.
         """
         self._failed = True
-        self.front.draining = True
         if self._ending is None:
             error = InternalError(
                 "the daemon has ended because of a bug in its scheduler: connect again, and submit "
@@ -270,10 +303,9 @@ class Daemon:
 
     async def _drain(self) -> None:
         timeout_ns = self.config.drain_timeout_ns
-        jobs = len(self.runner.jobs)
+        jobs = len(self.state.jobs)
         _LOG.info("draining: %d jobs have up to %g s", jobs, timeout_ns / 1e9)
         systemd.notify(f"STOPPING=1\nSTATUS=draining {jobs} jobs")
-        self.front.draining = True
         self._stop_listening()
         now_ns = time.monotonic_ns()
         self.runner.feed(ev.DrainRequested(now_ns, now_ns + timeout_ns))
@@ -281,7 +313,7 @@ class Daemon:
         if jobs and not self._forced and time.monotonic_ns() < now_ns + timeout_ns:
             # Clients that waited for the last jobs copy their arrays now.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.front.all_disconnected.wait(), _FETCH_S)
+                await asyncio.wait_for(self.connections.all_ended.wait(), _FETCH_S)
         await self._close()
         _LOG.info("drained" if not self._forced else "ended by force")
 
@@ -297,19 +329,16 @@ class Daemon:
         self._stop_listening()
         if self._poll_timer is not None:
             self._poll_timer.cancel()
-        if hasattr(self, "front"):
-            for connection in list(self.front.connections):
-                connection.goodbye(error or Draining("the daemon has ended"))
+        if hasattr(self, "connections"):
+            self.connections.goodbye(error or Draining("the daemon has ended"))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.front.all_disconnected.wait(), _GOODBYE_S)
-            for connection in list(self.front.connections):
-                connection.abort()
-            closing = [self.front.compiler.close(), *(device.close() for device in self.devices)]
+                await asyncio.wait_for(self.connections.all_ended.wait(), _GOODBYE_S)
+            self.connections.abort()
+            closing = [self.compiler.close(), *(device.close() for device in self.devices)]
             await asyncio.gather(*closing)
             self.runner.close()
-            for monitor in self.front.gpu_monitors.values():
-                monitor.close()
-            self.front.arenas.close()
+            self._gpu_monitors.close()
+            self.state.arenas.close()
         if self._event_log is not None:
             self._event_log.close()
         for listener in self._listeners:

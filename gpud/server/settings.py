@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from gpud.config import Config
 from gpud.core.settings import Settings
 from gpud.device.host.native_messages import MOST_TRIES
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument, MissingDependency
-from gpud.server.hosts.device import Device
 from gpud.server.hosts.gpu_detection import check_gpu, has_gpu
 from gpud.server.hosts.interface import HostLimits
+from gpud.server.state.arenas import MemoryLimits
+from gpud.server.state.device_status import DeviceStatus
 
 __all__ = [
-    "MemoryLimits",
     "compile_arguments",
     "device_specs",
     "host_arguments",
@@ -106,15 +105,7 @@ def compile_arguments(config: Config) -> tuple[str, ...]:
     )
 
 
-class MemoryLimits(NamedTuple):
-    """The most bytes of arrays on each device: of all sessions, of one user, of one session."""
-
-    device: list[int]
-    user: list[int]
-    session: list[int]
-
-
-def memory_limits(config: Config, devices: Sequence[Device]) -> MemoryLimits:
+def memory_limits(config: Config, devices: Sequence[DeviceStatus]) -> MemoryLimits:
     """The limits on arrays for ``devices``, which are ready."""
     limits = MemoryLimits([], [], [])
     for device in devices:

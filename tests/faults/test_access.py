@@ -65,14 +65,14 @@ class Scene:
 
     def state(self) -> Any:
         """What Alice has, as the daemon sees it."""
-        front = self.world.daemon.front
-        session = front.sessions[self.alice.session]
+        daemon = self.world.daemon
+        session = daemon.state.sessions[self.alice.session]
         record = next(iter(session.jobs.values())).record
         assert record is not None
         return (
             list(session.modules),
             [dict(module.measured) for module in session.modules.values()],
-            front.arenas._ledger.nearest(session.number, 0, self.array),  # type: ignore[arg-type]
+            daemon.state.arenas._ledger.nearest(session.number, 0, self.array),
             record.state,
             record.quota,
             session.host_memory.used_bytes,
@@ -222,7 +222,7 @@ async def test_memory_that_another_session_had_reads_as_zero(scene: Scene) -> No
     with mmap.mmap(scene.bob.descriptors[0], arena.size) as memory:
         memory[: 1 << 16] = b"s" * (1 << 16)
     scene.bob.close()
-    await until(lambda: len(scene.world.daemon.front.sessions) == 1)
+    await until(lambda: len(scene.world.daemon.state.sessions) == 1)
     carol = await scene.world.client(70003)
     await carol.allocate(1 << 16)
     theirs = await carol.expect(wm.Arena)

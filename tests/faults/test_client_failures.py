@@ -211,19 +211,19 @@ async def test_a_client_that_only_stops_sending_is_gone(world: World) -> None:
     await until(lambda: world.host.jobs)
     client.sock.shutdown(socket.SHUT_WR)
     await client.end()
-    await until(lambda: not world.daemon.front.sessions)
-    assert not len(world.daemon.front.users)
+    await until(lambda: not world.daemon.state.sessions)
+    assert not len(world.daemon.state.users)
 
 
 async def front_is_empty(world: World) -> None:
-    front = world.daemon.front
-    await until(lambda: not front.sessions and not front.connections)
-    assert not front.runner.jobs
-    assert not front.modules
-    assert not len(front.users)
-    await until(lambda: not len(front.measuring))  # the host answers when it answers
-    assert not front.arenas.files
-    assert not front.arenas.used_bytes(0)
+    daemon = world.daemon
+    await until(lambda: not daemon.state.sessions and not daemon.connections)
+    assert not daemon.state.jobs
+    assert not daemon.state.modules
+    assert not len(daemon.state.users)
+    await until(lambda: not len(daemon.programs.measuring))  # the host answers when it answers
+    assert not daemon.state.arenas.files
+    assert not daemon.state.arenas.used_bytes(0)
 
 
 @pytest.mark.asyncio
@@ -241,15 +241,15 @@ async def test_a_client_in_debt_for_every_kind_of_answer(world: World) -> None:
     client.send(wm.Cancel(7, (client.session, 1)))
     client.close()
     await front_is_empty(world)
-    assert not world.daemon.front.compiler._waiting
+    assert not world.daemon.compiler._waiting
 
 
 @pytest.mark.asyncio
 async def test_numbers_begin_again_and_skip_what_is_in_use(world: World) -> None:
-    front = world.daemon.front
+    daemon = world.daemon
     first = await world.client()
     module = await first.kernel("k")
-    front._next_session = front._next_module = (1 << 32) - 1
+    daemon.state.sessions._next = daemon.state.modules._next = (1 << 32) - 1
     clients: list[Client] = [await world.client() for _ in range(3)]
     assert [client.session for client in clients] == [(1 << 32) - 1, first.session + 1, 3]
     modules = [await client.kernel("k") for client in clients]
@@ -261,7 +261,7 @@ async def test_numbers_begin_again_and_skip_what_is_in_use(world: World) -> None
 
 @pytest.mark.asyncio
 async def test_polling_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
+    looks: list[object] = []
     monkeypatch.setattr(daemon_module, "_POLL_S", 0.001)
-    monkeypatch.setattr(world.daemon.front, "poll", lambda: looks.append(1))
+    monkeypatch.setattr(world.daemon.connections, "end_excessive", looks.append)
     await until(lambda: len(looks) > 3)

@@ -47,7 +47,7 @@ class Injection:
         finally:
             for load in loads:
                 load.close()
-            await until(lambda: not self.world.daemon.front.sessions)
+            await until(lambda: not self.world.daemon.state.sessions)
         return loads
 
     async def _session(self, load: Load) -> None:
@@ -99,7 +99,7 @@ class Injection:
         scheduler.validate()
         assert not scheduler.jobs
         assert not scheduler.sessions
-        assert not daemon.runner.jobs
+        assert not daemon.state.jobs
         assert not daemon.runner.broken
         device = scheduler.devices[0]
         assert (device.allocated, device.charged) == (0, 0)

@@ -132,7 +132,7 @@ async def test_on_the_cpu_a_dead_clients_endless_kernel_costs_nobody_the_host(
     world.host.advance(10 * MS)
     assert (await neighbour.finished(1)).state == "done"
     assert entries(world.host)[0] == "loops__gpud_killable"
-    assert world.daemon.front.devices[0].restarts == 0
+    assert world.daemon.devices[0].restarts == 0
 
 
 async def test_an_endless_job_that_polls_is_killed_and_the_host_stays(world: World) -> None:
@@ -147,7 +147,7 @@ async def test_an_endless_job_that_polls_is_killed_and_the_host_stays(world: Wor
     assert [type(one) for one in world.host.commands if hasattr(one, "job")] == [
         hm.StartJob, hm.EndJob, hm.KillJob,
     ]  # fmt: skip
-    assert world.daemon.front.devices[0].restarts == 0
+    assert world.daemon.devices[0].restarts == 0
 
 
 async def test_an_endless_job_whose_polls_do_nothing_costs_the_host(world: World) -> None:
@@ -157,7 +157,7 @@ async def test_an_endless_job_whose_polls_do_nothing_costs_the_host(world: World
     loops = await compiled(client, LOOP.format(name="loops"), killable=True)
     client.submit(1, loops, timeout_ns=20 * MS)
     assert isinstance(from_wire((await client.finished(1)).error), JobTimeout)
-    await until(lambda: world.daemon.front.devices[0].restarts == 1)
+    await until(lambda: world.daemon.devices[0].restarts == 1)
     assert len(of(world.host, hm.KillJob)) == 1
 
 

@@ -44,7 +44,7 @@ async def world() -> AsyncIterator[World]:
 
 
 def user_of(world: World, client: Client) -> User:
-    return world.daemon.front.sessions[client.session].user
+    return world.daemon.state.sessions[client.session].user
 
 
 async def say(client: Client, message: Any) -> None:
@@ -61,12 +61,12 @@ async def refused(client: Client, make: Callable[[int], Any]) -> dict[str, Any]:
 
 
 async def nothing_is_counted(world: World) -> None:
-    front = world.daemon.front
+    daemon = world.daemon
     for client in world.clients:
         client.close()
-    await until(lambda: not front.sessions and not front.connections)
-    assert not len(front.users)
-    assert not front.arenas.used_bytes(0)
+    await until(lambda: not daemon.state.sessions and not daemon.connections)
+    assert not len(daemon.state.users)
+    assert not daemon.state.arenas.used_bytes(0)
 
 
 def in_words(error: dict[str, Any], limit: str, value: int | None = None) -> None:
@@ -92,7 +92,7 @@ async def test_connections_of_a_user(world: World) -> None:
     bob = await world.client(BOB)  # there is room for others
     assert (await bob.query("status"))["clients"] == 6
     world.clients[0].close()
-    await until(lambda: len(world.daemon.front.connections) == 5)
+    await until(lambda: len(world.daemon.connections) == 5)
     await world.client(ALICE)
     await nothing_is_counted(world)
 
@@ -111,12 +111,12 @@ async def test_jobs_of_a_session_and_of_a_user(world: World) -> None:
     in_words((await second.finished(11)).error, "max_jobs_per_user", 30)
     bob.submit(1, modules[2])
     await bob.query("status")
-    assert len(world.daemon.front.runner.jobs) == 31
+    assert len(world.daemon.state.jobs) == 31
     await second.ask(lambda r: wm.Cancel(r, (second.session, 10)), wm.Answer)
     await second.finished(10)
     second.submit(12, modules[1])
     await second.query("status")
-    assert len(world.daemon.front.runner.jobs) == 31
+    assert len(world.daemon.state.jobs) == 31
     await nothing_is_counted(world)
 
 
@@ -140,9 +140,9 @@ async def test_queued_launches(world: World) -> None:
     await submit(6, chain[:-3])
     error = (await client.finished(6)).error
     in_words(error, "session_host_memory", 4 * MIB)
-    front = world.daemon.front
+    daemon = world.daemon
     kept = user_of(world, client).host_memory
-    count = len(front.runner.jobs)
+    count = len(daemon.state.jobs)
     assert 4 <= count <= 5
     used = kept.used_bytes
     assert 0 < used <= 4 * MIB
@@ -152,7 +152,7 @@ async def test_queued_launches(world: World) -> None:
     assert kept.used_bytes < used / 100, "the module's alone are left"
     await submit(7, chain[:-4])
     await client.query("status")
-    assert len(front.runner.jobs) == 1
+    assert len(daemon.state.jobs) == 1
     await nothing_is_counted(world)
 
 
@@ -190,7 +190,7 @@ async def test_each_array_is_counted(world: World) -> None:
     assert kept.used_bytes > before, "a job may use them"
     await client.ask(lambda r: wm.Cancel(r, (client.session, 1)), wm.Answer)
     await client.finished(1)
-    (session,) = world.daemon.front.sessions.values()
+    (session,) = world.daemon.state.sessions.values()
     (module,) = session.modules.values()
     assert kept.used_bytes == module.program.size_bytes
     await nothing_is_counted(world)
@@ -232,7 +232,7 @@ async def test_modules_and_the_sum_over_a_users_sessions(world: World) -> None:
     client.send(wm.Unload(module))
     assert (await client.compile(PTX.format(name="k"))).module
     await nothing_is_counted(world)
-    assert not world.daemon.front.modules
+    assert not world.daemon.state.modules
 
 
 @pytest.mark.asyncio
@@ -275,22 +275,22 @@ async def test_a_reader_that_never_reads(world: World) -> None:
     hog, bob = await world.client(ALICE), await world.client(BOB)
     await hog.ask(wm.Follow, wm.Answer)
     hog.pause()
-    front = world.daemon.front
-    records = front.records
-    while hog.session in front.sessions:
+    daemon = world.daemon
+    records = daemon.state.records
+    while hog.session in daemon.state.sessions:
         records.add_event(0, "noise", ALICE, ("text", "x" * 100_000))
         await asyncio.sleep(0)
     assert (await bob.query("status"))["sessions"] == 1
-    assert len(front.users) == 1
+    assert len(daemon.state.users) == 1
 
 
 @pytest.mark.asyncio
 async def test_costly_questions_do_not_hold_up_the_others(world: World) -> None:
     """A turn ends when back pressure, or its time, says so."""
     fast, other = await world.client(ALICE), await world.client(BOB)
-    front = world.daemon.front
+    daemon = world.daemon
     for _ in range(900):
-        front.records.add_event(0, "noise", ALICE, ("text", "x" * 2000))
+        daemon.state.records.add_event(0, "noise", ALICE, ("text", "x" * 2000))
     question = wm.CLIENT_PROTOCOL.encode(wm.Query(7, "events"))
     fast.raw(question * MESSAGES_PER_TURN)
     await other.query("status")
@@ -374,7 +374,7 @@ async def test_module_variables_are_device_memory(world: World) -> None:
     assert error["fields"]["limit"] == "user"
     client.send(wm.Unload(module))
     await client.allocate(12 * MIB)
-    world.daemon.front.arenas._ledger.validate()
+    world.daemon.state.arenas._ledger.validate()
     await nothing_is_counted(world)
 
 
@@ -383,7 +383,7 @@ async def test_memory_outside_of_the_arrays_is_given_back_then_its_writer_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arenas_module, "SLACK_BYTES", 1 * MIB)
-    front = world.daemon.front
+    daemon = world.daemon
     hoarder, other = await world.client(ALICE), await world.client(BOB)
     maps = []
     arena_bytes = 0
@@ -395,14 +395,14 @@ async def test_memory_outside_of_the_arrays_is_given_back_then_its_writer_ended(
         maps.append(memory)
         at = address - arena.base
         memory[at : at + 2 * MIB] = b"x" * (2 * MIB)
-        front.poll()
+        daemon.connections.end_excessive(daemon.state.arenas.find_excess())
     at = 8 * MIB  # not in an array
     for look in range(arenas_module.MOST_STRIKES):
-        await until(lambda: not front.arenas._punching)
+        await until(lambda: not daemon.state.arenas._punching)
         assert maps[0][at] == 0, "it was given back"
         maps[0][at : at + 4 * MIB] = b"y" * (4 * MIB)
         assert not hoarder.closed
-        front.poll()
+        daemon.connections.end_excessive(daemon.state.arenas.find_excess())
         if not look:
             # What is in arrays stays, and new arrays wait until the rest reads as zero.
             address = await hoarder.allocate(12 * MIB)
@@ -425,16 +425,16 @@ async def test_who_stops_to_hoard_is_forgiven(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arenas_module, "SLACK_BYTES", 1 * MIB)
-    front = world.daemon.front
+    daemon = world.daemon
     client = await world.client()
     await client.allocate(4096)
     arena = await client.expect(wm.Arena)
     with mmap.mmap(client.descriptors[0], arena.size) as memory:
         for _ in range(2 * arenas_module.MOST_STRIKES):
             memory[8 * MIB : 12 * MIB] = b"y" * (4 * MIB)
-            front.poll()
-            await until(lambda: not front.arenas._punching)
-            front.poll()
+            daemon.connections.end_excessive(daemon.state.arenas.find_excess())
+            await until(lambda: not daemon.state.arenas._punching)
+            daemon.connections.end_excessive(daemon.state.arenas.find_excess())
     assert (await client.query("status"))["sessions"] == 1
 
 
@@ -494,7 +494,7 @@ async def test_the_compile_processes_have_their_limits() -> None:
         await one.start(FakeHost(sms=4, auto=True), compile_memory_bytes="768 MiB")
         client = await one.client()
         await client.kernel("k")
-        (pid,) = one.daemon.front.compiler.pids
+        (pid,) = one.daemon.compiler.pids
         limits = Path(f"/proc/{pid}/limits").read_text().splitlines()  # noqa: ASYNC240
         found = {line[:26].strip(): line[26:].split()[0] for line in limits}
         assert found["Max address space"] == str(768 * MIB)

@@ -117,7 +117,7 @@ async def test_a_command_that_cannot_be_carried_out_costs_nobody_else(
     one.submit(1, await one.kernel("k"), 1, quota=(1, 1))
     other.submit(1, await other.kernel("k"), 1, quota=(1, 1))
     await until(lambda: len(world.host.jobs) == 2)
-    broken = world.daemon.front.sessions[one.session]
+    broken = world.daemon.state.sessions[one.session]
 
     def fails(*_: Any) -> None:
         raise ZeroDivisionError

@@ -90,7 +90,7 @@ class Served:
 
     def close(self) -> None:
         """Stop the daemon."""
-        if hasattr(self.daemon, "front"):
+        if hasattr(self.daemon, "connections"):
             self.wait(self.daemon.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(TIMEOUT_S)

@@ -131,7 +131,7 @@ def test_freed_memory_is_zero_for_whoever_gets_it_next(served: Served, gpu: gc.S
     assert not found[N:].any()
     del x, again
     gpu.zeros(1)  # sends what was dropped
-    until(lambda: served.call(lambda: served.daemon.front.arenas.used_bytes(0)) <= 4096)
+    until(lambda: served.call(lambda: served.daemon.state.arenas.used_bytes(0)) <= 4096)
 
 
 def test_no_data_of_other_sessions_lies_beside_an_array(served: Served, gpu: gc.Session) -> None:
@@ -153,7 +153,7 @@ def test_more_than_the_gpu_has_is_refused_and_leaves_nothing(
     for _ in range(3):
         with pytest.raises(gc.OutOfMemory, match="device"):
             gpu.zeros(MEMORY_BYTES * 7 // 8, np.uint8)
-        assert served.call(lambda: served.daemon.front.arenas.used_bytes(0)) == 0
+        assert served.call(lambda: served.daemon.state.arenas.used_bytes(0)) == 0
     # Others still get what there is, and one that gives some back can have it again at once.
     for _ in range(3):
         with served.connect() as other:
@@ -162,7 +162,7 @@ def test_more_than_the_gpu_has_is_refused_and_leaves_nothing(
                 gpu.zeros(LARGE, np.uint8)
             large.free()
             assert other.zeros(LARGE, np.uint8).nbytes == LARGE
-        until(lambda: served.call(lambda: served.daemon.front.arenas.used_bytes(0)) == 0)
+        until(lambda: served.call(lambda: served.daemon.state.arenas.used_bytes(0)) == 0)
 
 
 def test_sessions_copy_beside_each_other(served: Served) -> None:
@@ -298,7 +298,7 @@ sys.stdin.read()
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
         os.kill(client.pid, signal.SIGKILL)
-    until(lambda: served.call(lambda: served.daemon.front.arenas.used_bytes(0)) == 0)
+    until(lambda: served.call(lambda: served.daemon.state.arenas.used_bytes(0)) == 0)
     with served.connect() as gpu:
         assert not gpu.zeros(LARGE // 4, np.int32).get().any()
 

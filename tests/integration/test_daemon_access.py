@@ -65,7 +65,7 @@ async def test_nobody_hears_of_the_events_of_others(world: World) -> None:
     await bob.ask(wm.Follow, wm.Answer)
     await busy(world, ALICE)
     alice.close()
-    await until(lambda: len(world.daemon.front.connections) == 2)
+    await until(lambda: len(world.daemon.connections) == 2)
     await bob.query("status")
     assert not any(type(message) is wm.Happened for message in bob.received)
 
@@ -92,7 +92,7 @@ async def test_root_and_the_daemons_user_manage_all(world: World, uid: int) -> N
 
 async def test_the_kernel_says_who_a_client_is(world: World) -> None:
     client = await world.client()
-    assert world.daemon.front.sessions[client.session].peer == (
+    assert world.daemon.state.sessions[client.session].peer == (
         os.getpid(),
         os.geteuid(),
         os.getegid(),

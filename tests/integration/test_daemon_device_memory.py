@@ -35,7 +35,7 @@ def sent(world: World, *kinds: type) -> list[Any]:
 
 def used(world: World) -> int:
     """Bytes that the ledger has in arrays."""
-    return world.daemon.front.arenas.used_bytes(0)
+    return world.daemon.state.arenas.used_bytes(0)
 
 
 async def heard(client: Client) -> None:
@@ -69,7 +69,7 @@ async def test_an_array_is_told_when_it_has_memory(world: World) -> None:
 async def test_an_array_that_gets_no_memory_has_never_been_there(world: World) -> None:
     client = await world.client()
     kept = await client.allocate(SIZE)
-    (session,) = world.daemon.front.sessions.values()
+    (session,) = world.daemon.state.sessions.values()
     counted = session.host_memory.used_bytes
     world.host.holds = {m.Commit}
     client.send(wm.Allocate(client.next_request(), 0, SIZE))

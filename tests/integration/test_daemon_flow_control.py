@@ -69,12 +69,12 @@ async def test_a_client_that_never_reads_is_dropped(world: World) -> None:
     hog = await world.client()
     await hog.ask(wm.Follow, wm.Answer)
     hog.pause()
-    front = world.daemon.front
-    stream = front.sessions[hog.session].stream
+    daemon = world.daemon
+    stream = daemon.state.sessions[hog.session].stream
     stream._limits = stream._limits._replace(hard=1 << 20)
     other = await world.client()
-    while hog.session in front.sessions:
-        front.records.add_event(0, "noise", None, ("text", "x" * 10_000))
+    while hog.session in daemon.state.sessions:
+        daemon.state.records.add_event(0, "noise", None, ("text", "x" * 10_000))
         await asyncio.sleep(0)
     assert (await other.query("status"))["clients"] == 1
 
@@ -89,7 +89,7 @@ async def test_half_frames(world: World, size: int) -> None:
     assert (await client.expect(wm.Welcome)).session == 1
     client.raw(wm.CLIENT_PROTOCOL.encode(wm.Query(1, "status"))[:-1])
     client.close()
-    await until(lambda: not world.daemon.front.connections)
+    await until(lambda: not world.daemon.connections)
 
 
 async def test_rubbish(world: World) -> None:
@@ -101,7 +101,7 @@ async def test_rubbish(world: World) -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         client.raw(bytes(data))
         client.close()
-        await until(lambda: world.accepted == count and not world.daemon.front.connections)  # noqa: B023
+        await until(lambda: world.accepted == count and not world.daemon.connections)  # noqa: B023
     assert (await (await world.client()).query("status"))["clients"] == 1
 
 
@@ -119,7 +119,7 @@ async def test_more_connections_than_allowed(world: World) -> None:
     assert (await extra.expect(wm.Goodbye)).error["code"] == "limit"
     await extra.end()
     world.clients[0].close()
-    await until(lambda: len(world.daemon.front.connections) == 3)
+    await until(lambda: len(world.daemon.connections) == 3)
     await world.client()
 
 
@@ -139,7 +139,7 @@ async def test_a_client_that_goes_without_reading(world: World) -> None:
         client.submit(number, module)
     client.close()
     other = await world.client()
-    await until(lambda: len(world.daemon.front.sessions) == 1)
+    await until(lambda: len(world.daemon.state.sessions) == 1)
     assert (await other.query("status"))["jobs"] == {}
 
 

@@ -147,9 +147,9 @@ async def test_client_exit(scene: Scene, state: str) -> None:
     assert array
     daemon = scene.world.daemon
     scene.client.close()
-    await until(lambda: len(daemon.front.connections) == 1)
+    await until(lambda: len(daemon.connections) == 1)
     # Its jobs end, its memory goes, and nobody else notices.
-    while len(daemon.front.sessions) > 1:
+    while len(daemon.state.sessions) > 1:
         scene.world.host.advance(5 * MS)
         await other.query("status")
     assert (await other.query("memory"))["sessions"] == []
@@ -163,7 +163,7 @@ async def test_client_exit(scene: Scene, state: str) -> None:
 async def test_drain_lets_jobs_end(scene: Scene, state: str) -> None:
     await scene.set(state)
     scene.world.daemon.drain()
-    await until(lambda: scene.world.daemon.front.draining)
+    await until(lambda: scene.world.daemon.runner.draining)
     scene.client.submit(9, scene.module)  # the number is wrong as well: it is refused either way
     assert (await scene.client.finished(9)).state == "failed"
     finished = await scene.go_on()
@@ -183,7 +183,7 @@ async def test_drain_refuses_new_jobs_and_connections(scene: Scene) -> None:
     await scene.set("running")
     address = scene.world.daemon.address
     scene.world.daemon.drain()
-    await until(lambda: scene.world.daemon.front.draining)
+    await until(lambda: scene.world.daemon.runner.draining)
     scene.client.submit(3, scene.module)
     assert (await scene.client.finished(3)).error["code"] == "draining"
     with pytest.raises((FileNotFoundError, ConnectionRefusedError)):
@@ -214,7 +214,7 @@ async def test_drain_cancels_what_does_not_end(state: str) -> None:
         assert (await client.finished(2)).state == "cancelled"
         await client.expect(wm.Goodbye)
         await world.daemon.wait()
-        assert scene.world.daemon.runner.jobs == {}
+        assert scene.world.daemon.state.jobs == {}
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -263,7 +263,7 @@ async def test_the_log_has_the_first_failure_and_how_many(
     lines: list[str] = []
     log = SimpleNamespace(info=lambda line, *values: lines.append(line % values))
     monkeypatch.setattr("gpud.server.state.session._LOG", log)
-    monkeypatch.setattr("gpud.server.front._LOG", log)
+    monkeypatch.setattr("gpud.server.handlers.connections._LOG", log)
     client = await world.client()
     module = await client.kernel("traps")
     for number in range(1, 4):

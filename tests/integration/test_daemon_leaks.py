@@ -19,7 +19,7 @@ from tests.integration.daemon_world import PTX, Client, World, until
 pytestmark = pytest.mark.asyncio
 
 # Rings and caches, each with a bound and a test of its own; and times that have become pointless.
-BOUNDED = ("records", "_ended", "_cached", "_heap", "counts")
+BOUNDED = ("records", "_records", "_by_id", "_cached", "_heap", "counts", "_schemas")
 
 
 class SlowHost(FakeHost):
@@ -68,11 +68,12 @@ def sizes(daemon: Daemon) -> dict[str, int]:
             for index, value in enumerate(values):
                 if type(value).__module__.startswith("gpud."):
                     look(f"{name}.{index}", value)
-        elif type(thing).__module__.startswith("gpud."):
+        if type(thing).__module__.startswith("gpud."):
             for attribute, value in getattr(thing, "__dict__", {}).items():
                 if attribute not in BOUNDED:
                     look(f"{name}.{attribute}", value)
 
+    look("daemon.state", daemon.state)
     look("daemon", daemon)
     return found
 
@@ -96,7 +97,7 @@ async def come_and_go(world: World, stage: int) -> None:
         if stage == 3:
             await client.expect(wm.Answer, lambda message: message.request == 4)
     client.close()
-    await until(lambda: not world.daemon.front.sessions)
+    await until(lambda: not world.daemon.state.sessions)
     host.measure_now()
 
 
@@ -113,17 +114,20 @@ async def submit(client: Client, module: int) -> None:
 async def test_nothing_is_kept_of_clients_that_have_gone(world: World) -> None:
     for stage in range(4):
         await come_and_go(world, stage)
-    await until(lambda: world.daemon.front.compiler.describe().endswith(", 0 waiting"))
+    await until(lambda: world.daemon.compiler.describe().endswith(", 0 waiting"))
     warm = sizes(world.daemon)
     assert len(warm) > 50
-    assert "daemon.front.sessions" in warm
+    assert "daemon.state.sessions" in warm
     for stage in range(24):
         await come_and_go(world, stage % 4)
 
     def grown() -> dict[str, int]:
         return {name: n for name, n in sizes(world.daemon).items() if n > warm.get(name, 0)}
 
-    await until(lambda: not grown())
+    try:
+        await until(lambda: not grown())
+    except TimeoutError:
+        raise AssertionError(grown()) from None
 
 
 async def test_what_is_kept_of_a_job_is_small_however_long_its_kernels_name(world: World) -> None:

@@ -108,7 +108,7 @@ async def test_programs_are_answered_in_order_and_compiled_once(world: World) ->
     for client in clients:
         for request in (1000, 1001):
             await client.expect(wm.Compiled, lambda m: m.request == request)  # noqa: B023
-    assert world.daemon.front.compiler.compiled == 2
+    assert world.daemon.compiler.compiled == 2
 
 
 @pytest.mark.parametrize(
@@ -560,7 +560,7 @@ async def test_a_kernel_whose_name_no_host_would_read_is_refused(world: World) -
 async def test_launches_that_no_host_would_read_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpud.server.handlers.submission._MOST_CHAIN_BYTES", 1000)
+    monkeypatch.setattr("gpud.server.handlers.submission._MOST_SEQUENCE_BYTES", 1000)
     client = await world.client()
     module = await client.kernel()
     client.submit(1, module, launches=[launch(module)] * 50)

@@ -20,6 +20,11 @@ BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.inte
 SAME = (  # for all devices
     "gpud.device.claim_size", "gpud.device.faults", "gpud.device.printf", "gpud.device.readable",
 )  # fmt: skip
+BELOW_STATE = (
+    "gpud.units", "gpud.errors", "gpud.config", "gpud.wire", "gpud.core", "gpud.compiler",
+    "gpud.device.host.messages", "gpud.telemetry",
+)  # fmt: skip
+LAYERS = ("gpud.server.ipc", "gpud.server.state", "gpud.server.hosts")  # of the server
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
     "gpud.errors": ("gpud.units",),
@@ -38,7 +43,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.device.cpu": (*BELOW_DEVICES, *SAME, "llvmlite", "numpy"),
     "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
-    "gpud.server": (ABOVE, "msgpack", "uvloop"),
+    "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
+    "gpud.server.state": (*BELOW_STATE, "gpud.server.ipc"),
+    "gpud.server.hosts": (*BELOW_STATE, "gpud.server.ipc", "gpud.server.state"),
+    "gpud.server.handlers": (*BELOW_STATE, *LAYERS, "gpud.__version__", "msgpack"),
+    "gpud.server": (ABOVE, "uvloop"),
     # Its commands end as those of gpuctl do, and the client takes nothing from here.
     "gpud.cli": (ABOVE, "gpud_client.cli", "typer", "rich"),
     # It looks whether these can be loaded, when asked to.
@@ -128,6 +137,10 @@ def test_dependencies_point_one_way() -> None:
         ("gpud.device.cuda.driver.calls", "from gpud.device import cpu"),
         ("gpud_client.session", "from gpud.core import scheduler"),
         ("gpud.server.ipc.listener", "import gpud_client"),
+        ("gpud.server.ipc.stream", "from gpud.server.state import session"),
+        ("gpud.server.state.session", "from gpud.server.hosts.runner import Runner"),
+        ("gpud.server.hosts.runner", "from gpud.server.handlers import answers"),
+        ("gpud.server.handlers.answers", "from gpud.server.daemon import Daemon"),
         ("gpud.server.ipc.listener", "import tests.conformance"),
     ],
 )
@@ -142,7 +155,7 @@ def test_the_checker_sees_a_planted_import(module: str, statement: str) -> None:
         ("gpud.compiler.passes.forms.claim", "from ...ptx import model"),
         ("gpud.device.cpu.driver", "from gpud.device import interface"),
         ("gpud_client.session", "import gpud.wire.framing"),
-        ("gpud.server.ipc.listener", "import asyncio, uvloop"),
+        ("gpud.server.daemon", "import asyncio, uvloop"),
     ],
 )
 def test_the_checker_allows_what_flows_down(module: str, statement: str) -> None:

@@ -14,69 +14,76 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpud.errors import FrameError, GpudError, ProtocolError
-from gpud.server.handlers import jobs, memory, programs, queries, submission
-from gpud.server.ipc.stream import Limits, Stream
+from gpud.server.handlers.submission import refuse
+from gpud.server.ipc.stream import Limits, Outbox, Stream
 from gpud.server.state.access import Peer
+from gpud.server.state.quota import User
 from gpud.server.state.session import Session, internal_error
 from gpud.wire import messages as wm
 from gpud.wire.message_table import Sender
 
-if TYPE_CHECKING:
-    from gpud.server.front import Front
-
-__all__ = ["Connection"]
+__all__ = ["Connection", "Handlers"]
 
 _LOG = logging.getLogger(__name__)
 _CLIENT = Sender.CLIENT  # a global: looking it up in its class takes as long as to unpack a message
 _HELLO_S = 30.0  # a connection without a Hello after that time is closed
 
-_HANDLERS: dict[type, Callable[[Session, Any], None]] = {
-    wm.Submit: submission.submit,
-    wm.Compile: programs.compile_program,
-    wm.Unload: programs.unload,
-    wm.Measure: programs.measure,
-    wm.ReadSymbol: programs.read_symbol,
-    wm.WriteSymbol: programs.write_symbol,
-    wm.Allocate: memory.allocate,
-    wm.Free: memory.free,
-    wm.Upload: memory.upload,
-    wm.Download: memory.download,
-    wm.Resize: jobs.resize,
-    wm.Cancel: jobs.cancel,
-    wm.Describe: jobs.describe,
-    wm.Query: queries.query,
-    wm.Follow: queries.follow,
-}
+Handlers = Mapping[type, Callable[[Session, Any], None]]
+"""What to do for a message of each class, once there is a session."""
 
 
 class Connection:
     """A client's connection.
 
+    Args:
+        sock: the connected socket.
+        peer: the process at its other end.
+        user: the peer's user.
+        outbox: of the event loop.
+        handlers: what to do for each message.
+        most_bytes: the largest message.
+        on_hello: called with the connection's stream and a valid `Hello`; opens the session and
+            returns it, with the message that answers.
+        on_end: called once when the connection has ended, with the reason.
+
     Attributes:
         session: None until the client has sent `Hello`.
     """
 
-    def __init__(self, front: Front, sock: socket.socket, peer: Peer) -> None:
-        self._front = front
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: Peer,
+        user: User,
+        outbox: Outbox,
+        handlers: Handlers,
+        *,
+        most_bytes: int,
+        on_hello: Callable[[Peer, Stream, wm.Hello], tuple[Session, wm.Welcome]],
+        on_end: Callable[[Connection, str], None],
+    ) -> None:
         self.peer = peer
         self.session: Session | None = None
-        self.user = front.users.user(peer.uid)
+        self.user = user
+        self._handlers = handlers
+        self._on_hello = on_hello
+        self._ended = on_end
         self._reported_bytes = 0
         self._decode = wm.CLIENT_PROTOCOL.decode
         self._stream = Stream(
             sock,
-            front.outbox,
-            Limits(message=front.config.max_message_bytes),
+            outbox,
+            Limits(message=most_bytes),
             on_body=self._on_body,
             on_end=self._on_end,
             on_broken=self._on_broken,
             on_buffered=self._on_buffered,
         )
-        self._hello_timer: asyncio.TimerHandle | None = front.outbox.loop.call_later(
+        self._hello_timer: asyncio.TimerHandle | None = outbox.loop.call_later(
             _HELLO_S, self._hello_timed_out
         )
         self._stream.start()
@@ -100,7 +107,7 @@ class Connection:
             if session is None:
                 self._hello(message)
                 return
-            handler = _HANDLERS.get(type(message))
+            handler = self._handlers.get(type(message))
             if handler is None:
                 raise ProtocolError(
                     f"{type(message).__name__} is the first message of a connection only"
@@ -115,7 +122,7 @@ class Connection:
                 # `Finished`, which `refuse` sends, would say that an accepted job has ended.
                 self._failed(error.request or _request(message), error)
             else:
-                submission.refuse(session, error.job, error)
+                refuse(session, error.job, error)
         except GpudError as error:
             self._failed(_request(message), error)
         except Exception as error:  # noqa: BLE001 - one message must not stop the daemon
@@ -131,11 +138,11 @@ class Connection:
         if message.version < 1:
             raise ProtocolError(f"protocol version {message.version} is none; versions begin at 1")
         self._stop_hello_timer()
-        session = self._front.open_session(self.peer, message.program, self._stream)
+        session, welcome = self._on_hello(self.peer, self._stream, message)
         self.session = session
         self.user.host_memory.uncharge(self._reported_bytes)
         session.host_memory.force_charge(self._reported_bytes)
-        session.send(self._front.welcome(session, message))
+        session.send(welcome)
 
     # -- the end
 
@@ -163,7 +170,7 @@ class Connection:
 
     def _on_end(self, reason: str) -> None:
         self._stop_hello_timer()
-        self._front.connection_ended(self, reason)
+        self._ended(self, reason)
 
     @property
     def _who(self) -> str:

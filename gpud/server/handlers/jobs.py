@@ -4,67 +4,84 @@ from __future__ import annotations
 
 import time
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpud.errors import GpudError, InvalidArgument, UnknownName
-from gpud.server.handlers import answers
-from gpud.server.handlers.progress import refresh_progress
-from gpud.server.state.submitted_job import Job
+from gpud.errors import GpudError, UnknownName
+from gpud.server.handlers.answers import Answers, rows
+from gpud.server.handlers.job_rows import JobRows
+from gpud.server.hosts.runner import Runner
+from gpud.server.state.job_tables import ActiveJobs, JobHistory
+from gpud.server.state.session import Session
+from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import JobId, SessionId, job_id, job_name
 from gpud.wire import messages as wm
 
-if TYPE_CHECKING:
-    from gpud.server.state.session import Session
-
-__all__ = ["cancel", "describe", "resize"]
+__all__ = ["JobRequests"]
 
 
-def resize(session: Session, message: wm.Resize) -> None:
-    """Handle `Resize`: answers when the scheduler has confirmed it."""
-    job = _job(session, message.job)
-    if (message.reservation is None) == (message.quota is None):
-        raise InvalidArgument("a resize gives a reservation or a quota, one of them")
+class JobRequests:
+    """Handles requests about jobs.
 
-    def on_resized(error: GpudError | None) -> None:
-        session.reply(message.request, None, error)
+    Args:
+        jobs: those that have not ended.
+        history: those that have.
+        runner: feeds the scheduler.
+        job_rows: makes rows about jobs.
+        answers: builds large answers in slices.
+    """
 
-    reservation = None if message.reservation is None else Fraction(*message.reservation)
-    quota = None if message.quota is None else Fraction(*message.quota)
-    session.front.runner.resize(job.id, reservation, quota, on_resized)
+    def __init__(
+        self,
+        jobs: ActiveJobs,
+        history: JobHistory,
+        runner: Runner,
+        job_rows: JobRows,
+        answers: Answers,
+    ) -> None:
+        self._jobs = jobs
+        self._history = history
+        self._runner = runner
+        self._job_rows = job_rows
+        self._answers = answers
 
+    def resize(self, session: Session, message: wm.Resize) -> None:
+        """Handle `Resize`: answer when the scheduler has confirmed it."""
+        job = self._job(session, message.job)
 
-def cancel(session: Session, message: wm.Cancel) -> None:
-    """Handle `Cancel`: answers whether the job had not ended yet."""
-    one = _id(message.job)
-    if session.front.ended_job(session, one):
-        session.send(wm.Answer(message.request, False))
-        return
-    job = _job(session, message.job)
-    session.front.runner.cancel(job)
-    session.send(wm.Answer(message.request, True))
+        def on_resized(error: GpudError | None) -> None:
+            session.reply(message.request, None, error)
 
+        reservation = None if message.reservation is None else Fraction(*message.reservation)
+        quota = None if message.quota is None else Fraction(*message.quota)
+        self._runner.resize(job.id, reservation, quota, on_resized)
 
-def describe(session: Session, message: wm.Describe) -> None:
-    """Handle `Describe`: answers one row for each job, None for one that is unknown."""
-    front = session.front
-    jobs = [front.visible_job(session, _id(ref)) for ref in message.jobs]
+    def cancel(self, session: Session, message: wm.Cancel) -> None:
+        """Handle `Cancel`: answer whether the job had not ended yet."""
+        if self._history.visible(session.peer, _id(message.job)):
+            session.send(wm.Answer(message.request, False))
+            return
+        self._runner.cancel(self._job(session, message.job))
+        session.send(wm.Answer(message.request, True))
 
-    def row(job: Job | None) -> dict[str, Any] | None:
-        return None if job is None else front.job_row(job, time.monotonic_ns())
+    def describe(self, session: Session, message: wm.Describe) -> None:
+        """Handle `Describe`: answer one row for each job, None for one that is unknown."""
+        jobs = [self._jobs.visible(session.peer, _id(ref)) for ref in message.jobs]
 
-    def on_progress() -> None:
-        front.answers.answer(session, message.request, answers.rows(jobs, row))
+        def row(job: SubmittedJob | None) -> dict[str, Any] | None:
+            return None if job is None else self._job_rows.row(job, time.monotonic_ns())
 
-    refresh_progress(front.runner, [job for job in jobs if job is not None], on_progress)
+        def on_progress() -> None:
+            self._answers.answer(session, message.request, rows(jobs, row))
+
+        self._job_rows.refresh([job for job in jobs if job is not None], on_progress)
+
+    def _job(self, session: Session, ref: tuple[int, int]) -> SubmittedJob:
+        number = _id(ref)
+        job = self._jobs.visible(session.peer, number)
+        if job is None:
+            raise UnknownName(f"there is no job {job_name(number)}, or it has ended; see gpuctl ps")
+        return job
 
 
 def _id(ref: tuple[int, int]) -> JobId:
     return job_id(SessionId(ref[0]), ref[1])
-
-
-def _job(session: Session, ref: tuple[int, int]) -> Job:
-    one = _id(ref)
-    job = session.front.visible_job(session, one)
-    if job is None:
-        raise UnknownName(f"there is no job {job_name(one)}, or it has ended; see gpuctl ps")
-    return job

@@ -31,17 +31,16 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
 
 from gpud.compiler.process.messages import CompileDone, CompileFailed
 from gpud.compiler.program import Program
 from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
-from gpud.server.hosts.compile_process import CompileProcess
+from gpud.server.hosts.compile_process import CompileProcess, Source
 from gpud.server.ipc.child_process import ENDED
 from gpud.server.ipc.stream import Outbox
 from gpud.server.state.modules import CompiledProgram
 
-__all__ = ["CompilePool", "CompileWaiter", "Source"]
+__all__ = ["CompilePool", "CompileWaiter"]
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
@@ -49,21 +48,6 @@ _MOST_IDLE_ENDS = 3  # processes in a row that ended without a program
 _ABANDONED_S = 1.0  # starting a process takes as long as compiling some programs
 
 OnCompiled = Callable[[CompiledProgram | None, GpudError | None], None]
-
-
-class Source(NamedTuple):
-    """A request to compile: everything that the result depends on."""
-
-    text: str
-    names: tuple[str, ...]
-    options: tuple[str, ...]
-    form: str | None
-    sm: int | None
-
-    @property
-    def size_bytes(self) -> int:
-        """An estimate of its memory."""
-        return len(self.text) + sum(64 + len(text) for text in (*self.names, *self.options))
 
 
 class CompileWaiter:
@@ -96,7 +80,7 @@ class CompilePool:
         outbox: of the event loop.
         timeout_s: how long one program may take.
         cache_dir: of the disk cache; None for the default one, "" for none.
-        workers: how many there may be.
+        processes: how many there may be.
         arguments: further arguments for each process: see `gpud.compiler.process.main`.
         bounds_checks: whether programs are compiled with bounds checks.
     """

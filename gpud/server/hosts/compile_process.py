@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from gpud.compiler.process.messages import (
     COMPILE_PROTOCOL,
@@ -17,13 +17,25 @@ from gpud.compiler.process.messages import (
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 
-if TYPE_CHECKING:
-    from gpud.server.hosts.compile_pool import Source
-
-__all__ = ["CompileProcess"]
+__all__ = ["CompileProcess", "Source"]
 
 _LOG = logging.getLogger(__name__)
 _START_S = 60.0  # a process loads NVRTC, from a cold disk at worst
+
+
+class Source(NamedTuple):
+    """A request to compile: everything that the result depends on."""
+
+    text: str
+    names: tuple[str, ...]
+    options: tuple[str, ...]
+    form: str | None
+    sm: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """An estimate of its memory."""
+        return len(self.text) + sum(64 + len(text) for text in (*self.names, *self.options))
 
 
 class CompileProcess:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from gpud.errors import DeviceLost
-    from gpud.server.hosts.device_memory import DeviceArrays
-    from gpud.server.hosts.resources import ResourceRegistry
+from gpud.errors import DeviceLost
+from gpud.server.hosts.resources import ResourceRegistry
 
 __all__ = ["CurrentHost"]
 
@@ -19,13 +17,11 @@ class CurrentHost(Protocol):
     `registry`, of which each host gets a new one.
 
     Attributes:
-        state: see `gpud.server.hosts.device.Device`.
-        memory: likewise.
-        registry: likewise.
+        state: see `gpud.server.state.device_status.DeviceStatus`.
+        registry: see `gpud.server.hosts.device.Device`.
     """
 
     state: str
-    memory: DeviceArrays | None
     registry: ResourceRegistry
 
     @property

@@ -44,6 +44,7 @@ from gpud.server.hosts.validation import check_error, check_reply
 from gpud.server.hosts.watchdog import Watchdog
 from gpud.server.ipc.child_process import ENDED, ChildProcess, OnReply
 from gpud.server.ipc.stream import Outbox
+from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.modules import Module
 from gpud.units import JobId, SessionId
 
@@ -56,18 +57,14 @@ _BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 _END_S = 2.0
 
 
-class Device:
+class Device(DeviceStatus):
     """One device, with its current host process.
 
     Attributes:
-        state: ``starting``, ``ready``, ``failed`` (given up) or ``stopped``.
-        info: the properties that the host reported when it became ready; kept while the next one
-            starts.
         memory: its arrays, if the device has memory of its own; None: they are in the files.
         registry: the resources that the current host holds.
         jobs: sends jobs to the host.
         requests: sends other requests to the host.
-        failures: how earlier hosts ended, the latest last.
     """
 
     def __init__(
@@ -81,13 +78,8 @@ class Device:
         command: Sequence[str] = HOST_COMMAND,
         limits: HostLimits = HostLimits(),  # noqa: B008 - a constant
     ) -> None:
-        self.index = index
-        self.spec = spec
-        self.state = "starting"
-        self.info: hm.HostReady | None = None
+        super().__init__(index, spec)
         self.memory: DeviceArrays | None = None
-        self.failures: list[str] = []
-        self.restarts = 0
         self._observer = observer
         self._outbox = outbox
         self._connect = connect

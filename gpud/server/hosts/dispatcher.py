@@ -9,13 +9,14 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError
 from gpud.server.hosts.current_host import CurrentHost
+from gpud.server.hosts.device_memory import DeviceArrays
 from gpud.server.hosts.interface import DeviceObserver
-from gpud.server.state.submitted_job import Chain
+from gpud.server.state.sequence import ValidatedSequence
 from gpud.units import JobId, job_pair
 
 __all__ = ["JobDispatcher", "UnfinishedJobs"]
@@ -35,17 +36,27 @@ class UnfinishedJobs(NamedTuple):
     any_ended: bool
 
 
+class JobHost(CurrentHost, Protocol):
+    """The current host, with the arrays that jobs may have to wait for.
+
+    Attributes:
+        memory: the device's arrays, if it has memory of its own.
+    """
+
+    memory: DeviceArrays | None
+
+
 class JobDispatcher:
     """Dispatches jobs to the current host of one device.
 
     Args:
         host: the device's current host.
         observer: notified of the state of jobs.
-        runs: called when a chain is about to run on a host for the first time.
+        runs: called when a sequence is about to run on a host for the first time.
     """
 
     def __init__(
-        self, host: CurrentHost, observer: DeviceObserver, runs: Callable[[Chain], None]
+        self, host: JobHost, observer: DeviceObserver, runs: Callable[[ValidatedSequence], None]
     ) -> None:
         self._host = host
         self._observer = observer
@@ -70,18 +81,18 @@ class JobDispatcher:
 
     # -- commands
 
-    def is_prepared(self, job: JobId, chain: Chain) -> bool:
+    def is_prepared(self, job: JobId, sequence: ValidatedSequence) -> bool:
         """Whether the host holds everything that a job submitted now needs.
 
         If so, it stays true for as long as this host lives.
         """
         session, number = job_pair(job)
         memory = self._host.memory
-        return self._host.registry.is_ready(chain, session) and (
+        return self._host.registry.is_ready(sequence, session) and (
             memory is None or memory.is_written(session, number)
         )
 
-    def prepare(self, job: JobId, chain: Chain) -> None:
+    def prepare(self, job: JobId, sequence: ValidatedSequence) -> None:
         """Give the host what a job needs; then calls `DeviceObserver.job_prepared`.
 
         The call is left out if the host is lost meanwhile.
@@ -102,9 +113,9 @@ class JobDispatcher:
             else:
                 prepared(error)
 
-        registry.make_ready(chain, session, on_ready)
+        registry.make_ready(sequence, session, on_ready)
 
-    def start(self, chain: Chain, message: hm.StartJob) -> None:
+    def start(self, sequence: ValidatedSequence, message: hm.StartJob) -> None:
         """Send a job for which the host is prepared."""
         host = self._host
         memory = host.memory
@@ -115,12 +126,12 @@ class JobDispatcher:
             session, number = job_pair(JobId(message.job))
             problem = memory.problem(session, number)
             if problem is not None:
-                self._observer.job_ended(_not_run(message.job, problem, chain))
+                self._observer.job_ended(_not_run(message.job, problem, sequence))
                 return
             memory.copies.job_started(session)
-        if chain.ran is not host.registry:
-            chain.ran = host.registry
-            self._runs(chain)
+        if sequence.ran is not host.registry:
+            sequence.ran = host.registry
+            self._runs(sequence)
         self._sent[message.job] = None
         host.send(message)
 
@@ -155,6 +166,6 @@ class JobDispatcher:
         self._observer.job_ended(message)
 
 
-def _not_run(job: int, error: GpudError, chain: Chain) -> hm.JobEnded:
+def _not_run(job: int, error: GpudError, sequence: ValidatedSequence) -> hm.JobEnded:
     """The `JobEnded` of a job that was refused before it was sent to a host."""
-    return hm.JobEnded(job, error.to_wire(), False, b"", 0, chain.total, 0, 0)
+    return hm.JobEnded(job, error.to_wire(), False, b"", 0, sequence.total, 0, 0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError
+from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.modules import Module
 from gpud.units import JobId
-
-if TYPE_CHECKING:
-    from gpud.server.hosts.device import Device
 
 __all__ = ["HOST_COMMAND", "Connect", "DeviceObserver", "HostLimits"]
 
@@ -40,15 +38,15 @@ class HostLimits(NamedTuple):
 class DeviceObserver(Protocol):
     """Receives a device's notifications; implemented by `gpud.server.hosts.runner.Runner`."""
 
-    def device_ready(self, device: Device) -> None:
+    def device_ready(self, device: DeviceStatus) -> None:
         """A host has become ready."""
 
     def device_failed(
-        self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
+        self, device: DeviceStatus, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
         """A host that had been ready is lost; see `gpud.core.events.DeviceFailed`."""
 
-    def device_given_up(self, device: Device, reason: str) -> None:
+    def device_given_up(self, device: DeviceStatus, reason: str) -> None:
         """The device has failed for good: no other host is started."""
 
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
@@ -63,7 +61,7 @@ class DeviceObserver(Protocol):
     def variables_lost(self, module: Module) -> None:
         """Values that kernels may have written to a module's variables are lost with the host."""
 
-    def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
+    def arrays_lost(self, device: DeviceStatus, session: int, count: int, size_bytes: int) -> None:
         """Arrays of a session are lost: their values were only in the memory of the lost host."""
 
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:

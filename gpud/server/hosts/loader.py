@@ -31,7 +31,7 @@ from gpud.server.hosts.variable_writes import VariableWrites
 from gpud.server.ipc.child_process import ChildProcess, OnReply
 from gpud.server.ipc.reply_group import ReplyGroup
 from gpud.server.state.modules import Module
-from gpud.server.state.submitted_job import Chain
+from gpud.server.state.sequence import ValidatedSequence
 
 __all__ = ["Loader", "write_message"]
 
@@ -85,9 +85,9 @@ class Loader:
         self._gone.update(dict.fromkeys(found, reason))
         return list(found.values())
 
-    def ran(self, chain: Chain) -> None:
+    def ran(self, sequence: ValidatedSequence) -> None:
         """Record that a job's kernels have run, or are about to, on the current host."""
-        self._ran.update((module.number, module) for module, _ in chain.needs)
+        self._ran.update((module.number, module) for module, _ in sequence.needs)
 
     # -- variables
 

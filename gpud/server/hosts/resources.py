@@ -22,7 +22,7 @@ from gpud.errors import GpudError, UnknownName
 from gpud.server.ipc.child_process import OnReply
 from gpud.server.ipc.reply_group import ReplyGroup
 from gpud.server.state.modules import Module, Shape
-from gpud.server.state.submitted_job import Chain
+from gpud.server.state.sequence import ValidatedSequence
 
 __all__ = ["ArenaOf", "ArraysOf", "Request", "ResourceRegistry"]
 
@@ -73,22 +73,25 @@ class ResourceRegistry:
 
     # -- jobs
 
-    def is_ready(self, chain: Chain, session: int) -> bool:
+    def is_ready(self, sequence: ValidatedSequence, session: int) -> bool:
         """Whether the host holds everything that a job needs."""
-        if chain.ready is not self:
+        if sequence.ready is not self:
             measured = self._measured
-            if not all(shape in measured.get(one.number, ()) for one, shape in chain.needs):
+            if not all(shape in measured.get(one.number, ()) for one, shape in sequence.needs):
                 return False
-            chain.ready = self
+            sequence.ready = self
         return self._arenas.get(session, False) is None or self._arena_of(session) is None
 
     def make_ready(
-        self, chain: Chain, session: int, on_ready: Callable[[GpudError | None], None]
+        self,
+        sequence: ValidatedSequence,
+        session: int,
+        on_ready: Callable[[GpudError | None], None],
     ) -> None:
         """Map, load and measure what a job needs; ``on_ready`` gets the first error, or None."""
         group = ReplyGroup(on_ready, fail_fast=True)
         self.open_arena(session, group.add())
-        for module, shape in chain.needs:
+        for module, shape in sequence.needs:
             self.measure(module, shape, group.add())
         group.seal()
 

@@ -28,14 +28,14 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
-from gpud.server.hosts.device import Device
-from gpud.server.state.arenas import Arenas
+from gpud.server.hosts.devices import Devices
+from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.modules import Module
-from gpud.server.state.submitted_job import Job
+from gpud.server.state.shared import SharedState
+from gpud.server.state.submitted_job import SubmittedJob
 from gpud.server.state.symbolizer import symbolized
-from gpud.telemetry.records import Records
-from gpud.units import JobId, Partitions, SessionId, job_name
+from gpud.units import JobId, Partitions, job_name
 
 __all__ = ["Runner"]
 
@@ -50,37 +50,35 @@ class Runner:
     Args:
         scheduler: the scheduler.
         loop: the event loop.
-        records: the history of events, allocations and jobs.
-        arenas: the memory of sessions' arrays.
+        state: the jobs, sessions, modules, arenas and records.
+        devices: by index.
         event_log: gets every event with the commands it caused; None: there is no log.
+        on_bug: called when the scheduler has failed.
 
     Attributes:
-        jobs: all that have not ended, by id.
-        devices: by index.
         broken: whether the scheduler has failed; no event is handled any more.
-        on_bug: called when that happens.
-        on_close_session: called when nothing of a closed session runs any more.
-        user_of: finds the user of a session; None if the session is gone.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         loop: asyncio.AbstractEventLoop,
-        records: Records,
-        arenas: Arenas,
+        state: SharedState,
+        devices: Devices,
+        *,
         event_log: EventLog | None = None,
+        on_bug: Callable[[], None],
     ) -> None:
         self.scheduler = scheduler
-        self.loop = loop
-        self.records = records
-        self.jobs: dict[JobId, Job] = {}
-        self.devices: list[Device] = []
         self.drained = asyncio.Event()
-        self.on_close_session: Callable[[SessionId], None] = lambda session: None
-        self.on_bug: Callable[[], None] = lambda: None
-        self.user_of: Callable[[int], int | None] = lambda session: None
-        self._arenas = arenas
+        self._loop = loop
+        self._jobs = state.jobs
+        self._sessions = state.sessions
+        self._modules = state.modules
+        self._arenas = state.arenas
+        self._records = state.records
+        self._devices = devices
+        self._on_bug = on_bug
         self._log = event_log
         self._events: deque[ev.Event] = deque()
         self._handling = False
@@ -93,15 +91,20 @@ class Runner:
             co.StartJob: self._start_job,
             co.ResizeJob: self._resize_job,
             co.EndJob: self._end_job,
-            co.KillJob: lambda command: self.devices[command.device].jobs.kill(command.job),
+            co.KillJob: lambda command: self._devices[command.device].jobs.kill(command.job),
             co.FinishJob: self._finish_job,
-            co.CloseSession: lambda command: self.on_close_session(command.session),
+            co.CloseSession: self._close_session,
             co.ReplaceDevice: self._replace_device,
             co.SetTimer: self._set_timer,
             co.Confirm: lambda command: self._resized(command.ticket, None),
             co.Refuse: lambda command: self._resized(command.ticket, command.error),
             co.Drained: lambda command: self.drained.set(),
         }
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more jobs are accepted."""
+        return self.scheduler.draining or self.broken
 
     # -- events
 
@@ -122,7 +125,7 @@ class Runner:
                     self._bug(event)
                     raise
                 if type(event) is ev.JobSubmitted:
-                    self.jobs[event.job].record = self.scheduler.jobs.get(event.job)
+                    self._jobs[event.job].record = self.scheduler.jobs.get(event.job)
                 if self._log is not None:
                     self._log.write(event, commands)
                 for command in commands:
@@ -141,11 +144,11 @@ class Runner:
         if self._log is not None:
             self._log.write(event, [])
             self._log.flush()
-        self.on_bug()
+        self._on_bug()
 
-    def submit(self, job: Job, event: ev.JobSubmitted) -> None:
+    def submit(self, job: SubmittedJob, event: ev.JobSubmitted) -> None:
         """Submit a validated job; its owner is notified of its end, maybe before this returns."""
-        self.jobs[job.id] = job
+        self._jobs[job.id] = job
         self.feed(event)
 
     def resize(
@@ -161,17 +164,17 @@ class Runner:
         self._resizes[ticket] = on_resized
         self.feed(ev.ResizeRequested(time.monotonic_ns(), ticket, job, reservation, quota))
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: SubmittedJob) -> None:
         """Cancel a job."""
         self.feed(ev.CancelRequested(time.monotonic_ns(), job.id))
 
     # -- from the devices (gpud.server.hosts.interface.DeviceObserver)
 
-    def device_ready(self, device: Device) -> None:
+    def device_ready(self, device: DeviceStatus) -> None:
         """A host has become ready."""
         assert device.info is not None
         now_ns = time.monotonic_ns()
-        self.records.add_event(
+        self._records.add_event(
             now_ns, "device-ready", None, ("device", device.index), ("name", device.info.name)
         )
         info = device.info
@@ -179,11 +182,11 @@ class Runner:
         self.feed(ev.DeviceReady(now_ns, device.index, info.sms, device.spec, partitions))
 
     def device_failed(
-        self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
+        self, device: DeviceStatus, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
         """A host that had been ready is lost."""
         now_ns = time.monotonic_ns()
-        self.records.add_event(
+        self._records.add_event(
             now_ns,
             "device-failed",
             None,
@@ -194,7 +197,7 @@ class Runner:
         event = ev.DeviceFailed(now_ns, device.index, reason, culprit=culprit, unstarted=unstarted)
         self.feed(event)
         for one in unstarted:
-            job = self.jobs.get(one)
+            job = self._jobs.get(one)
             if job is not None:  # it waits again
                 job.started_ns = None
                 self._changed(job)
@@ -203,26 +206,30 @@ class Runner:
         """Values that kernels may have written to a module's variables are lost with the host."""
         session = ("session", module.session), ("module", module.number)
         device = ("device", module.device)
-        self.records.add_event(
-            time.monotonic_ns(), "variables-lost", self.user_of(module.session), device, *session
+        self._records.add_event(
+            time.monotonic_ns(),
+            "variables-lost",
+            self._sessions.uid_of(module.session),
+            device,
+            *session,
         )
 
-    def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
+    def arrays_lost(self, device: DeviceStatus, session: int, count: int, size_bytes: int) -> None:
         """Arrays of a session are lost: their values were only in the memory of the lost host."""
-        self.records.add_event(
+        self._records.add_event(
             time.monotonic_ns(),
             "arrays-lost",
-            self.user_of(session),
+            self._sessions.uid_of(session),
             ("device", device.index),
             ("session", session),
             ("arrays", count),
             ("bytes", size_bytes),
         )
 
-    def device_given_up(self, device: Device, reason: str) -> None:
+    def device_given_up(self, device: DeviceStatus, reason: str) -> None:
         """The device has failed for good: jobs that wait for it fail."""
         now_ns = time.monotonic_ns()
-        self.records.add_event(
+        self._records.add_event(
             now_ns, "device-given-up", None, ("device", device.index), ("reason", reason)
         )
         self.feed(ev.DeviceFailed(now_ns, device.index, reason, final=True))
@@ -233,16 +240,16 @@ class Runner:
 
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
         """A host holds what a job needs, or preparing it failed with ``error``."""
-        found = self.jobs.get(job)
-        if found is None:
+        known = self._jobs.get(job)
+        if known is None:
             return
-        if error is not None and found.error is None:
-            found.error = error
+        if error is not None and known.error is None:
+            known.error = error
         self.feed(ev.JobPrepared(time.monotonic_ns(), job, error is not None))
 
     def blocks_left(self, message: hm.BlocksLeft) -> None:
         """A host reports the slices that a job occupies."""
-        job = self.jobs.get(JobId(message.job))
+        job = self._jobs.get(JobId(message.job))
         if job is None:
             return
         self.feed(
@@ -255,7 +262,7 @@ class Runner:
 
     def job_ended(self, message: hm.JobEnded) -> None:
         """A host reports that a job has ended."""
-        job = self.jobs.get(JobId(message.job))
+        job = self._jobs.get(JobId(message.job))
         if job is None:
             return
         failed = message.error is not None
@@ -270,18 +277,18 @@ class Runner:
     # -- commands
 
     def _prepare_job(self, command: co.PrepareJob) -> None:
-        self.devices[command.device].jobs.prepare(command.job, self.jobs[command.job].chain)
+        self._devices[command.device].jobs.prepare(command.job, self._jobs[command.job].sequence)
 
     def _start_job(self, command: co.StartJob) -> None:
-        job = self.jobs[command.job]
+        job = self._jobs[command.job]
         job.started_ns = time.monotonic_ns()
-        chain = job.chain
-        self.devices[command.device].jobs.start(
-            chain,
+        sequence = job.sequence
+        self._devices[command.device].jobs.start(
+            sequence,
             hm.StartJob(
                 job.id,
                 job.session,
-                chain.launches,
+                sequence.launches,
                 command.occupancy,
                 command.slices,
                 command.epoch,
@@ -292,17 +299,17 @@ class Runner:
         self._changed(job)
 
     def _resize_job(self, command: co.ResizeJob) -> None:
-        job = self.jobs[command.job]
+        job = self._jobs[command.job]
         job.resizes += 1
         message = hm.ResizeJob(job.id, command.slices, command.epoch)
-        self.devices[command.device].jobs.resize(message)
+        self._devices[command.device].jobs.resize(message)
         self._changed(job)
 
     def _end_job(self, command: co.EndJob) -> None:
-        self.devices[command.device].jobs.end(command.job)
+        self._devices[command.device].jobs.end(command.job)
 
     def _finish_job(self, command: co.FinishJob) -> None:
-        job = self.jobs.pop(command.job)
+        job = self._jobs.pop(command.job)
         state, error = command.state, command.error
         if state == "failed" and error is None:
             error = job.error or DeviceLost("the job ended early, and its device did not say why")
@@ -310,14 +317,25 @@ class Runner:
             self._changed(job, ended=True)
         job.owner.job_finished(job, state, error)
 
+    def _close_session(self, command: co.CloseSession) -> None:
+        """Release everything of a session; none of its jobs is left on any device."""
+        number = command.session
+        session = self._sessions.close(number)
+        for module in () if session is None else session.modules.values():
+            self._devices[module.device].unload(module)
+            self._modules.pop(module.number, None)
+        for device in self._devices:
+            device.close_session(number)
+        self._arenas.close_session(number)
+
     def _replace_device(self, command: co.ReplaceDevice) -> None:
-        self.devices[command.device].replace(f"was replaced: {command.reason}")
+        self._devices[command.device].replace(f"was replaced: {command.reason}")
 
     def _set_timer(self, command: co.SetTimer) -> None:
         if self._timer is not None:
             self._timer.cancel()
         delay_s = max(0.0, (command.at_ns - time.monotonic_ns()) / 1e9)
-        self._timer = self.loop.call_later(delay_s, self._timer_fired)
+        self._timer = self._loop.call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -328,10 +346,10 @@ class Runner:
         if on_resized is not None:
             on_resized(error)
 
-    def _changed(self, job: Job, *, ended: bool = False) -> None:
+    def _changed(self, job: SubmittedJob, *, ended: bool = False) -> None:
         """Record a job's current allocation."""
         capsm = None if ended else job.capsm
-        self.records.changes.append(
+        self._records.changes.append(
             (time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online)
         )
 

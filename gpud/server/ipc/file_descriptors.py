@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import resource
 
-__all__ = ["PER_ARENA", "raise_limit", "remaining"]
+__all__ = ["PER_ARENA", "DescriptorBudget", "raise_limit"]
 
 PER_ARENA = 3
 """An arena's file, and its duplicates until client and host have received them."""
 
 _OWN = 128
-"""For the daemon itself: log, cache, hosts, compile workers, and connections being refused."""
+"""For the daemon itself: log, cache, hosts, compile processes, and connections being refused."""
 
 
 def raise_limit() -> int:
@@ -28,9 +28,22 @@ def raise_limit() -> int:
     return hard
 
 
-def remaining(connections: int, arenas: int) -> int:
-    """How many descriptors are left beside so many connections and arenas; may be negative."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        return 1 << 30
-    return most - _OWN - connections - PER_ARENA * arenas
+class DescriptorBudget:
+    """Counts the descriptors that clients use.
+
+    Attributes:
+        connections: how many are open.
+        arenas: how many have a file.
+    """
+
+    def __init__(self, connections: int = 0, arenas: int = 0) -> None:
+        self.connections = connections
+        self.arenas = arenas
+
+    @property
+    def remaining(self) -> int:
+        """How many descriptors are left for clients; may be negative."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most == resource.RLIM_INFINITY:
+            return 1 << 30
+        return most - _OWN - self.connections - PER_ARENA * self.arenas

@@ -26,17 +26,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from gpud.core.memory.allocator import Arena
+from gpud.core.memory.coherence import CoherenceTracker
 from gpud.core.memory.ledger import FreeRange, Ledger, MemoryUsage
 from gpud.errors import GpudError, InternalError, LimitExceeded, UnknownName
-from gpud.server.hosts.device_memory import DeviceArrays
-from gpud.server.ipc import file_descriptors, memfd
-from gpud.server.settings import MemoryLimits
+from gpud.server.ipc import memfd
+from gpud.server.ipc.child_process import OnReply
+from gpud.server.ipc.file_descriptors import PER_ARENA, DescriptorBudget
 from gpud.units import Address, SessionId
 
-__all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "MemoryExcess"]
+__all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "DeviceCopies", "MemoryExcess", "MemoryLimits"]
 
 SLACK_BYTES = 16 << 20
 """What a file may hold beyond its arrays: pages that are being freed, stray writes."""
@@ -48,7 +49,28 @@ _LARGE_BYTES = 64 << 20  # punching so much takes some 5 ms
 _LEAST_ARENA_BYTES = 1 << 20  # checks of accesses subtract up to some KiB from an arena's size
 
 
-_NONE: Mapping[int, DeviceArrays] = {}
+class MemoryLimits(NamedTuple):
+    """The most bytes of arrays on each device: of all sessions, of one user, of one session."""
+
+    device: list[int]
+    user: list[int]
+    session: list[int]
+
+
+class DeviceCopies(Protocol):
+    """The arrays on a device with memory of its own: `gpud.server.hosts.device_memory`.
+
+    Attributes:
+        copies: tracks what the sessions' files hold of them.
+    """
+
+    copies: CoherenceTracker
+
+    def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Release the memory of an array that no job can use any more."""
+
+
+_NONE: Mapping[int, DeviceCopies] = {}
 
 
 class MemoryExcess(NamedTuple):
@@ -63,13 +85,17 @@ class MemoryExcess(NamedTuple):
 class Arenas:
     """The arenas of all sessions. Empty until `set_up`, when the devices' memory is known.
 
+    Args:
+        loop: the event loop.
+        descriptors: the use of descriptors, which limits and counts the arenas' files.
+
     Attributes:
         session_limit_bytes: a session's limit, on the device where it is largest.
-        descriptors_left: returns how many more descriptors clients can use.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptors: DescriptorBudget) -> None:
         self._loop = loop
+        self._descriptors = descriptors
         self._ledger = Ledger([])
         self._files: dict[tuple[SessionId, int], int] = {}
         self._opened: set[SessionId] = set()
@@ -81,11 +107,10 @@ class Arenas:
         self._waiting: dict[SessionId, list[Callable[[], None]]] = {}
         self._capacities: tuple[int, ...] = ()
         self._closing = False
-        self._device_arrays: Mapping[int, DeviceArrays] = {}
-        self.descriptors_left: Callable[[], int] = lambda: 1 << 30
+        self._device_arrays: Mapping[int, DeviceCopies] = {}
         self.session_limit_bytes = 0
 
-    def set_up(self, limits: MemoryLimits, copied: Mapping[int, DeviceArrays] = _NONE) -> None:
+    def set_up(self, limits: MemoryLimits, copied: Mapping[int, DeviceCopies] = _NONE) -> None:
         """Set the limits, before the first session; ``copied`` by the device's index."""
         self._device_arrays = copied
         self._ledger = Ledger(
@@ -163,7 +188,7 @@ class Arenas:
         arena = self._ledger.open_arena(session, device)
         key = (session, device)
         if key not in self._files:
-            if self.descriptors_left() < file_descriptors.PER_ARENA:
+            if self._descriptors.remaining < PER_ARENA:
                 raise LimitExceeded(
                     f"the daemon has no descriptors for the memory of more than {self.files} "
                     "sessions; end some, or raise the daemon's LimitNOFILE",
@@ -178,6 +203,7 @@ class Arenas:
                     "of open files",
                     stage="server",
                 ) from error
+            self._descriptors.arenas += 1
         return arena
 
     def file(self, arena: Arena) -> int:
@@ -227,7 +253,7 @@ class Arenas:
         gone = self._count_freeing(piece)
         self._punching[session] = self._punching.get(session, 0) + 1
 
-        def released(_: object, error: GpudError | None) -> None:
+        def released(_: Any, error: GpudError | None) -> None:
             # An error means that the host or session is gone, and the device's memory with it.
             if (session, piece.device) in self._files:
                 self._punch(piece, offset)
@@ -303,6 +329,7 @@ class Arenas:
             descriptor = self._files.pop(key, None)
             if descriptor is None:
                 continue
+            self._descriptors.arenas -= 1
             if _held_bytes(descriptor) < _LARGE_BYTES or self._closing:
                 os.close(descriptor)
             else:
@@ -363,7 +390,7 @@ class Arenas:
 
     def usage(self) -> Iterator[MemoryUsage]:
         """The usage of each session on each device where it uses memory; see `Ledger.usage`."""
-        # A session that has loaded a program has an arena for its checks, even without arrays.
+        # A session that has loaded a program has an arena for its bounds checks, without arrays.
         return (use for use in self._ledger.usage() if use.arrays or use.used_bytes)
 
 

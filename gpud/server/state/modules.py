@@ -6,15 +6,15 @@ is a program in one session on one device; its variables belong to that session.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpud.compiler.forms.form import Form
 from gpud.compiler.program import KernelInfo, Program, rejection
+from gpud.device.host.messages import HostReady
+from gpud.server.state.numbers import number_after
+from gpud.units import SessionId
 
-if TYPE_CHECKING:
-    from gpud.device.host.messages import HostReady
-
-__all__ = ["CompiledProgram", "Kernel", "Module", "Shape", "always_polls"]
+__all__ = ["CompiledProgram", "Kernel", "Module", "Modules", "Shape", "always_polls"]
 
 Shape = tuple[int, tuple[int, int, int], int, bool]
 """The key of a measurement: (index of the kernel, block, dynamic shared memory in bytes, whether
@@ -108,7 +108,9 @@ class Module:
         "variable_bytes",
     )
 
-    def __init__(self, number: int, session: int, device: int, program: CompiledProgram) -> None:
+    def __init__(
+        self, number: int, session: SessionId, device: int, program: CompiledProgram
+    ) -> None:
         self.number = number
         self.session = session
         self.device = device
@@ -129,3 +131,17 @@ class Module:
             )
             if at == index
         }
+
+
+class Modules(dict[int, Module]):
+    """The modules of all sessions, by number: all that hosts may have loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 1
+
+    def make(self, session: SessionId, device: int, program: CompiledProgram) -> Module:
+        """Make a module, which is not in the table yet, with a number that no other has."""
+        number = self._next
+        self._next = number_after(number, self)
+        return Module(number, session, device, program)

@@ -6,37 +6,50 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gpud.compiler.program import rejection
 from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.errors.base import shorten
 from gpud.server.ipc.stream import Stream
 from gpud.server.state.access import Peer
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.job_tables import JobHistory
 from gpud.server.state.modules import Kernel, Module
 from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
-from gpud.server.state.submitted_job import Chain, Job
+from gpud.server.state.sequence import ValidatedSequence
+from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import SessionId, job_name
 from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
 
-if TYPE_CHECKING:
-    from gpud.server.front import Front
-    from gpud.server.hosts.compile_pool import CompileWaiter
-
-__all__ = ["Session", "internal_error"]
+__all__ = ["PendingCompilation", "Session", "internal_error"]
 
 _LOG = logging.getLogger(__name__)
-_CHAIN_CACHE_BYTES = 4 << 20
+_SEQUENCE_BYTES = 4 << 20  # as received, of the sequences that are kept
 _MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of variants are longer
 _encode = CLIENT_PROTOCOL.encode
+
+
+class PendingCompilation(Protocol):
+    """A compilation that a session waits for."""
+
+    def cancel(self) -> None:
+        """Withdraw the request; it is not answered any more."""
 
 
 class Session:
     """The session of one client, opened by its `Hello`.
 
+    Args:
+        arenas: the memory of its arrays.
+        history: gets its jobs when they have ended.
+        most_jobs: how many unfinished jobs it may have.
+
     Attributes:
         number: unique among the sessions that there are.
+        uid: the user, as in ``peer``.
         program: the client's name, as it gives it.
+        sequences: validated ones by device, bytes, and whether they are killable.
         jobs: those that have not ended, by number, oldest first.
         last_number: the number of the session's latest job.
         failed: how many of its jobs have failed; the first is logged, and the count at the end.
@@ -47,26 +60,38 @@ class Session:
     """
 
     def __init__(
-        self, front: Front, number: int, peer: Peer, user: User, program: str, stream: Stream
+        self,
+        number: SessionId,
+        peer: Peer,
+        user: User,
+        program: str,
+        stream: Stream,
+        *,
+        arenas: Arenas,
+        history: JobHistory,
+        most_jobs: int,
     ) -> None:
-        self.front = front
         self.number = number
         self.peer = peer
+        self.uid = peer.uid
         self.user = user
         self.host_memory = user.session_quota()
-        self.waiters: dict[CompileWaiter, None] = {}
+        self.waiters: dict[PendingCompilation, None] = {}
         self.program = program
         self.stream = stream
         self.opened_ns = time.monotonic_ns()
         self.modules: dict[int, Module] = {}
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, SubmittedJob] = {}
         self.last_number = 0
         self.failed = 0
-        self.chains: OrderedDict[tuple[int, bytes, bool], Chain] = OrderedDict()
-        self._chain_bytes = 0
+        self.sequences: OrderedDict[tuple[int, bytes, bool], ValidatedSequence] = OrderedDict()
+        self.gone = False
+        self._arenas = arenas
+        self._history = history
+        self._most_jobs = most_jobs
+        self._sequence_bytes = 0
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
         self._freed = 0  # arrays that wait for jobs
-        self.gone = False
 
     def send(self, message: Any) -> None:
         """Send a message; it is dropped if the client has disconnected."""
@@ -122,37 +147,32 @@ class Session:
         return kernel
 
     def forget_module(self, module: Module) -> None:
-        """Drop a module; it is unloaded once all jobs submitted so far have ended."""
+        """Drop a module: its number is unknown from now on."""
         del self.modules[module.number]
         for key in [
-            key for key, chain in self.chains.items() if any(m is module for m, _ in chain.needs)
+            key
+            for key, sequence in self.sequences.items()
+            if any(needed is module for needed, _ in sequence.needs)
         ]:
-            self._chain_bytes -= self.chains.pop(key).size_bytes
-        self.when_idle(lambda: self._unload(module))
+            self._sequence_bytes -= self.sequences.pop(key).size_bytes
 
-    def _unload(self, module: Module) -> None:
-        self.front.devices[module.device].unload(module)
-        self.front.modules.pop(module.number, None)
-        self.front.arenas.release(SessionId(self.number), module.device, module.variable_bytes)
-        self.host_memory.uncharge(module.program.size_bytes)
-
-    def cache_chain(self, key: tuple[int, bytes, bool], chain: Chain) -> None:
-        """Cache a validated chain, and evict the oldest ones above the cache's limit."""
-        self.chains[key] = chain
-        self._chain_bytes += chain.size_bytes
-        while self._chain_bytes > _CHAIN_CACHE_BYTES and len(self.chains) > 1:
-            _, dropped = self.chains.popitem(last=False)
-            self._chain_bytes -= dropped.size_bytes
+    def keep_sequence(self, key: tuple[int, bytes, bool], sequence: ValidatedSequence) -> None:
+        """Keep a validated sequence; drop the oldest ones above the limit."""
+        self.sequences[key] = sequence
+        self._sequence_bytes += sequence.size_bytes
+        while self._sequence_bytes > _SEQUENCE_BYTES and len(self.sequences) > 1:
+            _, dropped = self.sequences.popitem(last=False)
+            self._sequence_bytes -= dropped.size_bytes
 
     # -- jobs
 
-    def add_job(self, job: Job) -> None:
+    def add_job(self, job: SubmittedJob) -> None:
         """Count a job that is about to be submitted.
 
         Raises:
             LimitExceeded: the session or its user has too many unfinished jobs, or too large ones.
         """
-        most = self.front.config.max_jobs_per_session
+        most = self._most_jobs
         if len(self.jobs) >= most:
             raise LimitExceeded(
                 f"the session has {most} jobs that have not ended; wait for some, or raise "
@@ -161,9 +181,9 @@ class Session:
                 value=most,
             )
         self.user.check_jobs()
-        chain = job.chain
-        self.host_memory.charge(_size_of(job, chain), "this job")
-        chain.jobs += 1
+        sequence = job.sequence
+        self.host_memory.charge(_size_of(job, sequence), "this job")
+        sequence.jobs += 1
         self.user.jobs += 1
         self.jobs[job.number] = job
 
@@ -185,30 +205,29 @@ class Session:
         Raises:
             UnknownName: there is no such array.
         """
-        arenas = self.front.arenas
-        arenas.free_after(SessionId(self.number), device, address, self.last_number)
+        self._arenas.free_after(self.number, device, address, self.last_number)
         self._freed += 1
         self._settle_arrays(self.oldest_job)
 
     def _settle_arrays(self, oldest: int | None) -> None:
         """Release the freed arrays that no job from ``oldest`` on can use."""
-        count = self.front.arenas.settle(SessionId(self.number), oldest)
+        count = self._arenas.settle(self.number, oldest)
         self._freed -= count
         self.host_memory.uncharge(count * ARRAY_BYTES)
 
-    def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
+    def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:
         """Notify the client of the end of a job, and release what waited for it."""
         del self.jobs[job.number]
         self.user.jobs -= 1
-        chain = job.chain
-        chain.jobs -= 1
-        self.host_memory.uncharge(_size_of(job, chain))
+        sequence = job.sequence
+        sequence.jobs -= 1
+        self.host_memory.uncharge(_size_of(job, sequence))
         now_ns = time.monotonic_ns()
         stats = job.final_stats(now_ns)
         wire = None if error is None else error.to_wire()
         if not self.gone:
             self.send(Finished(job.number, state, wire, job.output, stats, job.progress))
-        self.front.job_ended(job, state, error, now_ns)
+        self._history.add(job, state, error, now_ns)
         if state == "failed":
             self.failed += 1
             if self.failed == 1:
@@ -237,7 +256,9 @@ def internal_error(error: Exception) -> InternalError:
     )
 
 
-def _size_of(job: Job, chain: Chain) -> int:
-    """The bytes charged for a job: its own, and its chain's if no other job is charged for that."""
+def _size_of(job: SubmittedJob, sequence: ValidatedSequence) -> int:
+    """Return the bytes charged for a job: its own, and its sequence's if it is the only one."""
     own = JOB_BYTES + FOLLOWED_BYTES * job.follows
-    return own if chain.jobs else own + chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)
+    if sequence.jobs:
+        return own
+    return own + sequence.size_bytes + LAUNCH_BYTES * len(sequence.shapes)

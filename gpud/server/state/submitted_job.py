@@ -1,93 +1,37 @@
-"""The front's record of each job: its launches, owner, progress, result and statistics.
+"""The front's record of each job: its sequence, owner, progress, result and statistics.
 
 The scheduler keeps a job's shape and shares (`gpud.core.job`); this is the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from fractions import Fraction
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gpud.core.capacity import SCALE
-from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
 from gpud.errors import GpudError
-from gpud.errors.base import shorten
-from gpud.server.state.modules import Module, Shape
-from gpud.units import JobId, job_name
+from gpud.server.state.sequence import ValidatedSequence
+from gpud.units import JobId, SessionId, job_name
 
-if TYPE_CHECKING:
-    from gpud.server.state.session import Session
-
-__all__ = ["NAMES_KEPT", "Chain", "Job", "exact"]
-
-NAMES_KEPT = 16
-"""Kernels of a job that are named in tables and errors."""
-
-_NAME_LENGTH = 256
+__all__ = ["JobOwner", "SubmittedJob", "exact"]
 
 
-class Chain:
-    """The validated launches of a job, shared by all jobs that submit the same bytes.
+class JobOwner(Protocol):
+    """Whoever has submitted a job; implemented by `gpud.server.state.session.Session`."""
 
-    Attributes:
-        launches: encoded for `gpud.device.host.messages.StartJob`.
-        shapes: as the scheduler gets them.
-        needs: (module, shape) of every launch, each once: what a host must have compiled.
-        modules: the module of each launch.
-        killable: whether the launches use the kernels' variants with kill polls, where there are.
-        kernels: the kernels' names, each once, in the order of the launches; the first `NAMES_KEPT`
-            of them, shortened, because they are kept long after the job has ended.
-        ready: the registry of the last host found to have compiled all of ``needs``; None: none.
-        ran: the registry of the last host that a job of this chain was started on; None: none.
-        total: task blocks of all launches.
-        jobs: how many jobs of this chain have not ended.
-    """
+    number: SessionId
+    program: str
 
-    __slots__ = (
-        "jobs",
-        "kernels",
-        "killable",
-        "launches",
-        "modules",
-        "needs",
-        "occupancy",
-        "ran",
-        "ready",
-        "shapes",
-        "size_bytes",
-        "total",
-    )
+    @property
+    def uid(self) -> int:
+        """The user."""
 
-    def __init__(
-        self,
-        launches: bytes,
-        shapes: tuple[LaunchShape, ...],
-        needs: Iterable[tuple[Module, Shape]],
-        kernels: Iterable[str],
-        size_bytes: int,
-        *,
-        killable: bool = False,
-    ) -> None:
-        self.launches = launches
-        self.shapes = shapes
-        needs = tuple(needs)
-        self.needs = tuple(dict.fromkeys(needs))
-        self.modules = tuple(module for module, _ in needs)
-        self.killable = killable
-        names = islice(dict.fromkeys(kernels), NAMES_KEPT)
-        self.kernels = tuple(shorten(name, _NAME_LENGTH) for name in names)
-        self.occupancy = min(shape.occupancy for shape in shapes)
-        self.total = sum(shape.task_blocks for shape in shapes)
-        self.size_bytes = size_bytes
-        self.ready: object = None
-        self.ran: object = None
-        self.jobs = 0
+    def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:
+        """Take notice that a job has ended; called once for each."""
 
 
-class Job:
+class SubmittedJob:
     """One job, from its submission until it leaves the history.
 
     Attributes:
@@ -99,8 +43,8 @@ class Job:
     """
 
     __slots__ = (
-        "_chain",
         "_owner",
+        "_sequence",
         "_stats",
         "_terms",
         "device",
@@ -128,19 +72,25 @@ class Job:
     )
 
     def __init__(
-        self, job: JobId, number: int, owner: Session, device: int, chain: Chain, now_ns: int
+        self,
+        job: JobId,
+        number: int,
+        owner: JobOwner,
+        device: int,
+        sequence: ValidatedSequence,
+        now_ns: int,
     ) -> None:
         self.id = job
         self.number = number
-        self._owner: Session | None = owner
+        self._owner: JobOwner | None = owner
         self.session = owner.number
-        self.uid = owner.peer.uid
+        self.uid = owner.uid
         self.program = owner.program
         self.device = device
-        self._chain: Chain | None = chain
-        self.kernels = chain.kernels
-        self.launches = len(chain.shapes)
-        self.occupancy = chain.occupancy
+        self._sequence: ValidatedSequence | None = sequence
+        self.kernels = sequence.kernels
+        self.launches = len(sequence.shapes)
+        self.occupancy = sequence.occupancy
         self.submitted_ns = now_ns
         self.started_ns: int | None = None
         self.record: JobRecord | None = None
@@ -148,7 +98,7 @@ class Job:
         self.follows = 0
         self.error: GpudError | None = None
         self.output = b""
-        self.progress = (0, chain.total)
+        self.progress = (0, sequence.total)
         self.first_block_ns = 0
         self.release_ns = 0
         self.resizes = 0
@@ -158,13 +108,13 @@ class Job:
         self._terms: tuple[Fraction | None, Fraction | None, int] | None = None
 
     @property
-    def chain(self) -> Chain:
+    def sequence(self) -> ValidatedSequence:
         """The launches; only until the job has ended."""
-        assert self._chain is not None, "a job that has ended keeps no launches"
-        return self._chain
+        assert self._sequence is not None, "a job that has ended keeps no launches"
+        return self._sequence
 
     @property
-    def owner(self) -> Session:
+    def owner(self) -> JobOwner:
         """The session that is notified of its end; only until then."""
         assert self._owner is not None, "a job that has ended has nobody to tell"
         return self._owner
@@ -189,7 +139,7 @@ class Job:
         """Mark it as ended, after `final_stats`; drops what the history does not need."""
         self._terms = self._terms_now()
         self.state, self.error, self.ended_ns = state, error, now_ns
-        self._chain = self._owner = self.record = None
+        self._sequence = self._owner = self.record = None
         self.output = b""
 
     def stats(self, now_ns: int) -> dict[str, Any]:

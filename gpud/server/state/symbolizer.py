@@ -19,7 +19,7 @@ from typing import Any
 from gpud.compiler.program import Site
 from gpud.errors import GpudError, IllegalAddress, KernelRejected, KernelTrap, from_wire
 from gpud.server.state.modules import CompiledProgram
-from gpud.server.state.submitted_job import Job
+from gpud.server.state.submitted_job import SubmittedJob
 
 __all__ = ["NearestArray", "symbolized", "symbolized_rejection"]
 
@@ -27,12 +27,12 @@ NearestArray = Callable[[int, int, int], tuple[int, int] | None]
 """(session, device, address) to the address and size of the session's array nearest to it."""
 
 
-def symbolized(error: GpudError, job: Job, nearest_array: NearestArray) -> GpudError:
+def symbolized(error: GpudError, job: SubmittedJob, nearest_array: NearestArray) -> GpudError:
     """``error``; if it is a kernel's fault, with the instruction, source line and array filled in.
 
     Args:
         error: as the device host sent it.
-        job: the job that failed with it; it still has its chain.
+        job: the job that failed with it; it still has its sequence.
         nearest_array: see `gpud.server.state.arenas.Arenas.nearest_array`.
     """
     if not isinstance(error, IllegalAddress | KernelTrap):
@@ -59,7 +59,7 @@ def symbolized_rejection(error: GpudError, program: CompiledProgram) -> GpudErro
 
 
 def _reworded(
-    error: IllegalAddress | KernelTrap, job: Job, nearest_array: NearestArray
+    error: IllegalAddress | KernelTrap, job: SubmittedJob, nearest_array: NearestArray
 ) -> GpudError:
     fields: dict[str, Any] = {name: getattr(error, name) for name in error.fields}
     program = _program(job, error.launch)
@@ -72,9 +72,9 @@ def _reworded(
     return type(error)(**fields)
 
 
-def _program(job: Job, launch: int | None) -> CompiledProgram | None:
+def _program(job: SubmittedJob, launch: int | None) -> CompiledProgram | None:
     """The program of a launch."""
-    modules, index = job.chain.modules, launch or 0
+    modules, index = job.sequence.modules, launch or 0
     return modules[index].program if 0 <= index < len(modules) else None
 
 

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from gpud.errors import CompileError, GpudError, KernelNotFound
-from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter, Source
+from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
+from gpud.server.hosts.compile_process import Source
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 from tests.integration.daemon_world import until

@@ -63,13 +63,13 @@ def test_nothing_is_kept_of_sessions_that_have_gone(answers_before: int) -> None
 
 def test_what_a_module_has_had_measured_is_known_until_it_is_unloaded() -> None:
     host = Host()
-    one, chain = module(1, 1), SimpleNamespace(ready=None, needs=[])
-    chain.needs.append((one, SHAPE))
+    one, sequence = module(1, 1), SimpleNamespace(ready=None, needs=[])
+    sequence.needs.append((one, SHAPE))
     host.registry.measure(one, SHAPE, lambda value, error: None)
-    assert not host.registry.is_ready(chain, 1)  # type: ignore[arg-type]
+    assert not host.registry.is_ready(sequence, 1)  # type: ignore[arg-type]
     for _ in range(3):
         host.answer()
-    assert host.registry.is_ready(chain, 1)  # type: ignore[arg-type]
+    assert host.registry.is_ready(sequence, 1)  # type: ignore[arg-type]
     host.registry.unload(1)
-    chain.ready = None
-    assert not host.registry.is_ready(chain, 1)  # type: ignore[arg-type]
+    sequence.ready = None
+    assert not host.registry.is_ready(sequence, 1)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def program(*sites: Site) -> Any:
 
 def job(*programs: Any) -> Any:
     modules = tuple(SimpleNamespace(program=one) for one in programs)
-    return SimpleNamespace(session=3, device=0, chain=SimpleNamespace(modules=modules))
+    return SimpleNamespace(session=3, device=0, sequence=SimpleNamespace(modules=modules))
 
 
 def nearest(session: int, device: int, address: int) -> tuple[int, int]:
@@ -108,7 +108,7 @@ def test_what_is_unknown_stays_unknown() -> None:
     alone = symbolized(raw, job(), lambda session, device, address: None)
     assert isinstance(alone, IllegalAddress)
     assert (alone.instruction, alone.line, alone.array, alone.distance) == (None, None, None, None)
-    ended = SimpleNamespace(session=3, device=0, chain=None)
+    ended = SimpleNamespace(session=3, device=0, sequence=None)
     assert isinstance(told(raw, ended), IllegalAddress)
 
 

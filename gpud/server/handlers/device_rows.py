@@ -1,0 +1,109 @@
+"""Rows about devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from gpud.server.handlers.answers import Steps
+from gpud.server.hosts.device import Device
+from gpud.server.hosts.devices import Devices
+from gpud.server.hosts.gpu_monitors import GpuMonitors
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.job_tables import ActiveJobs
+
+__all__ = ["DeviceLoad", "DeviceRows"]
+
+_LOOKS_AT_ONCE = 32  # jobs
+
+
+class DeviceLoad:
+    """How many jobs a device has, and how much of it they occupy."""
+
+    def __init__(self) -> None:
+        self.jobs = self.online = 0
+        self.allocated = Fraction(0)
+
+
+class DeviceRows:
+    """Makes rows about devices.
+
+    Args:
+        devices: by index.
+        jobs: those that have not ended.
+        arenas: the memory of sessions' arrays.
+        monitors: readers of GPU metrics.
+        offline_floor: returns what offline jobs keep of so many SMs.
+    """
+
+    def __init__(
+        self,
+        devices: Devices,
+        jobs: ActiveJobs,
+        arenas: Arenas,
+        monitors: GpuMonitors,
+        offline_floor: Callable[[int], Fraction],
+    ) -> None:
+        self._devices = devices
+        self._jobs = jobs
+        self._arenas = arenas
+        self._monitors = monitors
+        self._offline_floor = offline_floor
+
+    def loads(self) -> Steps[tuple[Counter[str], dict[int, DeviceLoad]]]:
+        """Count the jobs in each state, and the load of each device."""
+        states: Counter[str] = Counter()
+        loads = {device.index: DeviceLoad() for device in self._devices}
+        for index, job in enumerate(list(self._jobs.values())):
+            if not index % _LOOKS_AT_ONCE:
+                yield
+            if job.state is not None:
+                continue  # ended meanwhile
+            states[job.present_state] += 1
+            load = loads[job.device]
+            load.jobs += 1
+            load.online += job.online
+            if job.capsm:  # few jobs have an allocation, however many wait
+                load.allocated += job.allocation
+        return states, loads
+
+    def rows(self, loads: dict[int, DeviceLoad]) -> list[dict[str, Any]]:
+        """Return every device with its load and its metrics."""
+        return [self.row(device, loads[device.index]) for device in self._devices]
+
+    def description(self, device: Device) -> dict[str, Any]:
+        """Return a device as described to every client."""
+        info = device.info
+        online = info.sms - self._offline_floor(info.sms) if info else 0
+        return {
+            "index": device.index,
+            "spec": device.spec,
+            "name": info.name if info else device.spec,
+            "kind": info.kind if info else device.spec.partition(":")[0],
+            "sms": info.sms if info else 0,
+            "memory_bytes": self._arenas.capacity_bytes(device.index),
+            "capability": info.capability if info else 0,
+            "arrays": info.arrays if info else "shared",
+            "online_sms": str(online),
+            "exclusive_step": info.partition_step if info else 0,
+            "state": device.state,
+        }
+
+    def row(self, device: Device, load: DeviceLoad) -> dict[str, Any]:
+        """Return a device with its load and its metrics."""
+        down = device.state != "ready" and device.failures
+        monitor = self._monitors.get(device.index)
+        return {
+            **self.description(device),
+            **({} if monitor is None else monitor.metrics()),
+            "pid": device.pid,
+            "restarts": device.restarts,
+            "error": device.last_failure if down else None,
+            "allocated": str(load.allocated),
+            "allocated_sms": float(load.allocated),
+            "jobs": load.jobs,
+            "online_jobs": load.online,
+            "memory_used_bytes": self._arenas.used_bytes(device.index),
+        }

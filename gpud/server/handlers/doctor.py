@@ -1,0 +1,109 @@
+"""Answers the query "doctor": checks the running daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gpud import __version__
+from gpud.config import Config
+from gpud.server.handlers.answers import Steps
+from gpud.server.handlers.device_rows import DeviceRows
+from gpud.server.hosts.compile_pool import CompilePool
+from gpud.server.hosts.devices import Devices
+from gpud.server.ipc.file_descriptors import DescriptorBudget
+from gpud.server.state.access import user_name
+
+__all__ = ["Doctor"]
+
+_LOOKS_AT_ONCE = 32  # descriptors
+
+
+class Doctor:
+    """Checks the daemon.
+
+    Args:
+        config: the settings.
+        loop: the event loop.
+        devices: by index.
+        device_rows: makes rows about devices.
+        compiler: the compile processes.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        loop: asyncio.AbstractEventLoop,
+        devices: Devices,
+        device_rows: DeviceRows,
+        compiler: CompilePool,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._devices = devices
+        self._device_rows = device_rows
+        self._compiler = compiler
+
+    def checks(self) -> Steps[dict[str, Any]]:
+        """Check everything, in slices."""
+        _, loads = yield from self._device_rows.loads()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = usage.ru_utime + usage.ru_stime
+        opened = 0
+        with os.scandir("/proc/self/fd") as descriptors_open:
+            while counted := sum(1 for _ in islice(descriptors_open, _LOOKS_AT_ONCE)):
+                opened += counted
+                yield
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        loop = type(self._loop).__module__.partition(".")[0]
+        checks = [
+            _check("daemon", f"gpud {__version__}, Python {platform.python_version()}"),
+            _check(
+                "process",
+                f"pid {os.getpid()}, user {user_name(os.geteuid())}, {cpu_s:.1f} s of processor "
+                f"time, {_resident_bytes() >> 20} MiB of memory",
+            ),
+            _check(
+                "event loop", loop, "" if loop == "uvloop" else "install uvloop: it answers sooner"
+            ),
+            _check(
+                "open files",
+                f"{opened} of {most}",
+                "raise LimitNOFILE, or ulimit -n: they do not suffice for max_connections"
+                if DescriptorBudget(self._config.max_connections).remaining < 0
+                else "",
+            ),
+            _check("compiler", self._compiler.describe()),
+            _check("bounds checks", *self._bounds_checks()),
+        ]
+        for device in self._devices:
+            row = self._device_rows.row(device, loads[device.index])
+            detail = f"{row['name']}, {row['sms']} SMs, {device.state}"
+            if device.restarts:
+                detail += (
+                    f", started again {device.restarts} times: the last host {device.last_failure}"
+                )
+            hint = "see the daemon's log, then restart it" if device.state == "failed" else ""
+            checks.append(_check(f"device {device.index}", detail, hint, device.state == "failed"))
+        return {"checks": checks}
+
+    def _bounds_checks(self) -> tuple[str, str]:
+        if self._config.bounds_checks:
+            return "on", ""
+        hint = "kernels can reach other sessions' memory; turn them on"
+        return f"off, by {self._config.origin('bounds_checks')}", hint
+
+
+def _check(name: str, detail: str, hint: str = "", problem: bool = False) -> dict[str, Any]:
+    state = "problem" if problem else "warning" if hint else "ok"
+    return {"name": name, "state": state, "detail": detail, "hint": hint}
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -1,0 +1,42 @@
+"""Which handler each message of a client goes to."""
+
+from __future__ import annotations
+
+from gpud.server.handlers.connection import Handlers
+from gpud.server.handlers.followers import Followers
+from gpud.server.handlers.jobs import JobRequests
+from gpud.server.handlers.memory import MemoryRequests
+from gpud.server.handlers.programs import ProgramRequests
+from gpud.server.handlers.queries import Queries
+from gpud.server.handlers.submission import Submission
+from gpud.wire import messages as wm
+
+__all__ = ["message_table"]
+
+
+def message_table(
+    submission: Submission,
+    programs: ProgramRequests,
+    memory: MemoryRequests,
+    jobs: JobRequests,
+    queries: Queries,
+    followers: Followers,
+) -> Handlers:
+    """Return the handlers by message; `Hello` has none, as it opens the session."""
+    return {
+        wm.Submit: submission.submit,
+        wm.Compile: programs.compile_program,
+        wm.Unload: programs.unload,
+        wm.Measure: programs.measure,
+        wm.ReadSymbol: programs.read_symbol,
+        wm.WriteSymbol: programs.write_symbol,
+        wm.Allocate: memory.allocate,
+        wm.Free: memory.free,
+        wm.Upload: memory.upload,
+        wm.Download: memory.download,
+        wm.Resize: jobs.resize,
+        wm.Cancel: jobs.cancel,
+        wm.Describe: jobs.describe,
+        wm.Query: queries.query,
+        wm.Follow: followers.follow,
+    }

@@ -1,0 +1,66 @@
+"""The table of sessions."""
+
+from __future__ import annotations
+
+from gpud.server.ipc.stream import Stream
+from gpud.server.state.access import Peer
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.job_tables import JobHistory
+from gpud.server.state.numbers import number_after
+from gpud.server.state.quota import Users
+from gpud.server.state.session import Session
+from gpud.units import SessionId
+
+__all__ = ["Sessions"]
+
+
+class Sessions(dict[int, Session]):
+    """The sessions by number; one whose client has gone stays until its jobs have ended.
+
+    Args:
+        users: the users, whose sessions are counted.
+        arenas: the memory of sessions' arrays.
+        history: gets the jobs that have ended.
+        most_jobs: how many unfinished jobs each session may have.
+    """
+
+    def __init__(self, users: Users, arenas: Arenas, history: JobHistory, most_jobs: int) -> None:
+        super().__init__()
+        self._users = users
+        self._arenas = arenas
+        self._history = history
+        self._most_jobs = most_jobs
+        self._next = 1
+
+    def open(self, peer: Peer, program: str, stream: Stream) -> Session:
+        """Add a session for a client that has sent `Hello`."""
+        number = self._next
+        self._next = number_after(number, self)
+        user = self._users.user(peer.uid)
+        session = Session(
+            SessionId(number),
+            peer,
+            user,
+            program,
+            stream,
+            arenas=self._arenas,
+            history=self._history,
+            most_jobs=self._most_jobs,
+        )
+        user.sessions += 1
+        self[number] = session
+        return session
+
+    def close(self, number: int) -> Session | None:
+        """Remove a session, if it is there: nothing of it is on any device any more."""
+        session = self.pop(number, None)
+        if session is not None:
+            session.host_memory.close()
+            session.user.sessions -= 1
+            self._users.forget_unused(session.user)
+        return session
+
+    def uid_of(self, number: int) -> int | None:
+        """Return the user of a session; None if the session is gone."""
+        session = self.get(number)
+        return None if session is None else session.uid

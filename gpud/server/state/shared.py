@@ -1,0 +1,48 @@
+"""All data that the parts of the server share. Each part is given what it needs of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gpud.config import Config
+from gpud.server.ipc.file_descriptors import DescriptorBudget
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.job_tables import ActiveJobs, JobHistory
+from gpud.server.state.modules import Modules
+from gpud.server.state.quota import Users
+from gpud.server.state.sessions import Sessions
+from gpud.telemetry.records import Records
+
+__all__ = ["SharedState"]
+
+
+class SharedState:
+    """The daemon's data.
+
+    Attributes:
+        config: the settings.
+        started_ns: when the daemon was started, monotonic.
+        descriptors: how the open files are used.
+        records: the history of events, allocations and jobs.
+        arenas: the memory of sessions' arrays.
+        users: the counts and quotas of each user.
+        modules: all that hosts may have loaded, by number.
+        jobs: those that have not ended, by id.
+        history: those that have.
+        sessions: by number; those whose client has gone stay until their jobs have ended.
+    """
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self.config = config
+        self.started_ns = time.monotonic_ns()
+        self.descriptors = DescriptorBudget()
+        self.records = Records(
+            epoch_ns=time.time_ns() - time.monotonic_ns(), history=config.history
+        )
+        self.arenas = Arenas(loop, self.descriptors)
+        self.users = Users(config)
+        self.modules = Modules()
+        self.jobs = ActiveJobs()
+        self.history = JobHistory(self.records)
+        self.sessions = Sessions(self.users, self.arenas, self.history, config.max_jobs_per_session)
