@@ -11,7 +11,7 @@ file nor another pass.
 
 Terms: a *stage* is a named step; a *dump* is a folder with the result of each stage, in files
 whose names sort in the order of the stages; a *reproducer* is described in
-`gpud.compiler.reproducer`.
+`gpud.compiler.reproducer_folder`.
 
 Properties:
     deterministic: equal requests, versions and headers give equal programs, so results are cached
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -39,6 +38,7 @@ from gpud.compiler.analysis.block_shape import Shape
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.name_checks import check_variant_names
 from gpud.compiler.cache import Cache
+from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
@@ -57,7 +57,7 @@ from gpud.compiler.ptx.model import Function, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
-from gpud.compiler.reproducer import write_reproducer
+from gpud.compiler.reproducer_folder import write_reproducer
 from gpud.compiler.request import Request
 from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
@@ -84,7 +84,7 @@ def compile_program(
     bounds_checks: bool = True,
     kill: bool = True,
     cache: Cache | None = None,
-    dump: Path | None = None,
+    dump: Path | Dump | None = None,
 ) -> Program:
     """Compile and rewrites ``source``. Blocks: 10 to 100 ms for CUDA C++, under 1 ms if cached.
 
@@ -122,7 +122,7 @@ def compile_program(
 
 
 def compile_request(
-    request: Request, *, cache: Cache | None = None, dump: Path | None = None
+    request: Request, *, cache: Cache | None = None, dump: Path | Dump | None = None
 ) -> Program:
     """Compile and rewrite a `Request` as `compile_program` does."""
     if not request.source or request.source.isspace():
@@ -138,8 +138,9 @@ def compile_request(
             except ValueError:  # intact, but not in the format that this version writes
                 cache.remove(key)
     failures = None if cache is None or key is None else cache.folder / "failures" / key.hex()[:16]
+    stages = Dump(dump) if isinstance(dump, Path) else dump
     with gc_paused():
-        program = Compilation(request, dump, failures).program()
+        program = Compilation(request, stages, failures).program()
     if cache is not None and key is not None:
         cache.put(key, program.encode())
     return program
@@ -167,12 +168,11 @@ class Compilation:
         stage: The name of the current stage.
     """
 
-    def __init__(self, request: Request, dump: Path | None, failures: Path | None) -> None:
+    def __init__(self, request: Request, dump: Dump | None, failures: Path | None) -> None:
         self.request = request
         self.dump = dump
         self.failures = failures
         self.stage = "source"
-        self.count = 0
         self.log = ""
         self.lowered_names: dict[str, str] = {}
 
@@ -298,14 +298,8 @@ class Compilation:
             self._write(stage, "ptx", print_module(module))
 
     def _write(self, stage: str, ending: str, text: str) -> None:
-        """Write a stage's result to the dump; file names sort in the order of the stages."""
-        if self.dump is None:
-            return
-        self.dump.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"\W+", "-", stage)
-        path = self.dump / f"{self.count:02}-{name}.{ending}"
-        path.write_text(text, "utf-8", "surrogatepass")
-        self.count += 1
+        if self.dump is not None:
+            self.dump.write(stage, ending, text)
 
     @contextmanager
     def _reproducible(self) -> Iterator[None]:
@@ -335,7 +329,7 @@ class Compilation:
         )
 
     def _reproducer(self, error: BaseException, always: bool) -> Path | None:
-        folder = self.dump or (self.failures if always else None)
+        folder = (self.failures if always else None) if self.dump is None else self.dump.folder
         if folder is None:
             return None
         with suppress(OSError):

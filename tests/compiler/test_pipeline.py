@@ -15,7 +15,8 @@ from gpud.compiler.pipeline import compile_program, compile_request
 from gpud.compiler.program import ParameterInfo, Program, SymbolInfo
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.verify import verify
-from gpud.compiler.reproducer import load_request, main
+from gpud.compiler.reproducer import main
+from gpud.compiler.reproducer_folder import load_request
 from gpud.compiler.request import Request
 from gpud.compiler.request_key import request_key
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas

@@ -1,0 +1,59 @@
+"""Reproducers: folders from which a failed compilation can be repeated elsewhere.
+
+A reproducer holds the source (``source.cu`` or ``source.ptx``), the results of the stages before
+the failure if it is a dump folder, and ``reproducer.json``: the request, the stage that failed, the
+error and the versions of everything involved. `gpud.compiler.reproducer` compiles it again.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpud.compiler.request import Request
+
+__all__ = ["load_request", "write_reproducer"]
+
+_FILE = "reproducer.json"
+
+
+def write_reproducer(
+    folder: Path, request: Request, stage: str, error: BaseException, versions: dict[str, str]
+) -> Path:
+    """Write ``source.*`` and ``reproducer.json`` to ``folder``; return the latter's path.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / ("source.ptx" if request.is_ptx else "source.cu")
+    source.write_text(request.source, "utf-8", "surrogatepass")
+    plain = asdict(request)
+    del plain["source"]
+    found = {
+        "source": source.name,
+        "request": plain,
+        "stage": stage,
+        "error": {"type": type(error).__name__, "message": str(error)},
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    path = folder / _FILE
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return path
+
+
+def load_request(folder: Path) -> Request:
+    """Read the request of a reproducer.
+
+    Raises:
+        OSError, ValueError, KeyError: The folder holds none.
+    """
+    found: dict[str, Any] = json.loads((folder / _FILE).read_text("utf-8"))
+    plain = found["request"]
+    for name in ("options", "name_expressions"):
+        plain[name] = tuple(plain[name])
+    source = (folder / Path(found["source"]).name).read_text("utf-8", "surrogatepass")
+    return Request(source=source, **plain)
