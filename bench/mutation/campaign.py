@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.mutation.sample import Located
 from bench.mutation.scratch import Scratch
-from bench.mutation.test_map import Recorded, TestMap
+from bench.mutation.test_map import Recorded, TestMap, in_batches
 
 __all__ = ["Campaign"]
 
@@ -32,7 +32,7 @@ class Campaign:
         slack_s: processor time that a trial may take beyond five times what was recorded.
     """
 
-    def __init__(self, scratch: Scratch, tests: TestMap, log: Path, slack_s: float = 20) -> None:
+    def __init__(self, scratch: Scratch, tests: TestMap, log: Path, slack_s: float = 8) -> None:
         self._slack_s = slack_s
         self._scratch = scratch
         self._tests = tests
@@ -77,7 +77,10 @@ class Campaign:
         outcome = "uncovered"
         if tests:
             with self._scratch.mutated(located.module, located.mutant.applied(source)):
-                answer = self._ask(tests)
+                for batch in in_batches(tests):
+                    answer = self._ask(batch)
+                    if answer["status"] != _PASSED:
+                        break
                 killer = self._tests.tests.get(answer["killer"] or "")
                 if killer is not None and (killer.processes or killer.seconds > _SLOW_S):
                     again = self._ask([killer])
@@ -100,7 +103,7 @@ class Campaign:
             "tests": [test.test for test in tests],
             # An endless trial ends by the processor time that it takes, unless it only waits:
             # other programs on the machine may make any trial long.
-            "wall_s": 3 * self._slack_s + 10 * expected_s,
+            "wall_s": 10 * (self._slack_s + expected_s),
             "cpu_s": self._slack_s + 5 * expected_s,
         }
         assert self._server.stdin is not None

@@ -81,29 +81,32 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
 
 def _run_child(request: dict[str, Any], write_end: int) -> None:
     """Run pytest and write what happened to ``write_end``; does not return."""
+    plugin = TrialPlugin(request["tests"])
+    status = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         limit = int(request["cpu_s"]) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
         resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
-        plugin = TrialPlugin(request["tests"])
         files = list(dict.fromkeys(test.partition("::")[0] for test in request["tests"]))
         options = ["-x", "-q", "--timeout=0", "--no-header", "--no-summary"]
         options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is preloaded
-        status = pytest.main([*options, *files], plugins=[plugin])
+        status = int(pytest.main([*options, *files], plugins=[plugin]))
+    except BaseException:  # noqa: BLE001 - whatever it was, the server must hear of it
+        traceback.print_exc()
+        # What a failed test left open can make pytest itself fail at its end.
+        if plugin.killer is not None:
+            status = int(pytest.ExitCode.TESTS_FAILED)
+    finally:
         answer = {
-            "status": int(status),
+            "status": status,
             "killer": plugin.killer,
             "reason": plugin.reason,
             "ran": plugin.ran,
         }
         os.write(write_end, json.dumps(answer).encode() + b"\n")
-    except BaseException:  # noqa: BLE001 - whatever it was, the server must hear of it
-        traceback.print_exc()
-        os.write(write_end, b'{"status": 3, "killer": null, "reason": "pytest failed", "ran": 0}\n')
-    finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -40,7 +40,9 @@ class Scratch:
         self.folder = folder
         self.python = folder / ".venv" / "bin" / "python"
         self._mutations = 0
-        if not self.python.exists():
+        if self.python.exists():  # a run that was killed leaves its mutant
+            subprocess.run(["git", "checkout", "-q", "--", "."], cwd=folder, check=True)
+        else:
             _extract(repository, revision, folder)
             self._make_environment(site_packages)
 

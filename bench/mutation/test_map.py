@@ -12,10 +12,11 @@ from coverage import CoverageData
 
 from bench.mutation.mutants import Mutant
 
-__all__ = ["MOST_TESTS", "Recorded", "TestMap"]
+__all__ = ["MOST_TESTS", "Recorded", "TestMap", "chosen", "in_batches"]
 
 MOST_TESTS = 60
 _MOST_SECONDS = 60.0
+_FIRST_FILES = 2
 _PHASE = re.compile(r" \((setup|call|teardown)\)$")
 
 
@@ -73,7 +74,7 @@ class TestMap:
         self._lines: dict[str, dict[int, set[str]]] = {}
 
     def choose(self, module: str, mutant: Mutant) -> list[Recorded]:
-        """Return the tests to try ``mutant`` with, in the order in which to run them.
+        """Return the tests to try ``mutant`` with.
 
         A line that runs when its module is imported has no test of its own: any test that runs
         another line of the module may notice, and any in a file that imports the module.
@@ -86,7 +87,7 @@ class TestMap:
             for line in range(mutant.first_line, mutant.last_line + 1):
                 covering |= lines.get(line, set())
             covering = covering or lines.get(mutant.statement_line, set())
-        return in_order(chosen(self.tests[test] for test in covering if test in self.tests))
+        return chosen(self.tests[test] for test in covering if test in self.tests)
 
     def _importing(self, module: str) -> list[str]:
         """The tests in files that import ``module``."""
@@ -143,12 +144,23 @@ def chosen(tests: Iterable[Recorded]) -> list[Recorded]:
     return taken
 
 
-def in_order(tests: list[Recorded]) -> list[Recorded]:
-    """The quickest files first, and in a file the quickest tests; files stay together.
+def in_batches(tests: Iterable[Recorded]) -> list[list[Recorded]]:
+    """``tests`` in the order in which to run them: two files that have most of them, then the rest.
 
-    A file's fixtures may be a daemon that all its tests share.
+    Pytest imports all files before it runs the first test, and most mutants die early. A file's
+    tests stay together, since their fixtures may share a daemon; quick files come first.
     """
-    slowest: dict[str, float] = {}
-    for test in tests:
-        slowest[test.file] = max(slowest.get(test.file, 0.0), test.seconds)
-    return sorted(tests, key=lambda test: (slowest[test.file], test.file, test.seconds))
+    by_file: dict[str, list[Recorded]] = {}
+    for test in sorted(tests, key=lambda test: (test.seconds, test.test)):
+        by_file.setdefault(test.file, []).append(test)
+    files = sorted(by_file, key=lambda file: (-len(by_file[file]), by_file[file][-1].seconds, file))
+    parts = [files[:_FIRST_FILES], files[_FIRST_FILES:]]
+    return [
+        [
+            test
+            for file in sorted(part, key=lambda f: by_file[f][-1].seconds)
+            for test in by_file[file]
+        ]
+        for part in parts
+        if part
+    ]

@@ -16,7 +16,7 @@ from bench.mutation.recording import record
 from bench.mutation.sample import Located, located_of, package_of, sample
 from bench.mutation.scratch import Scratch
 from bench.mutation.table import by_package, compared, survivors
-from bench.mutation.test_map import MOST_TESTS, Recorded, TestMap, chosen, in_order
+from bench.mutation.test_map import MOST_TESTS, Recorded, TestMap, chosen, in_batches
 
 MODULE = '''\
 """A ledger."""
@@ -144,6 +144,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         subprocess.run(["git", *command], cwd=repository, check=True)
     site_packages = Path(sysconfig.get_path("purelib"))
     scratch = Scratch(repository, "HEAD", folder / "tree", site_packages)
+    (scratch.folder / "gpud/core/ledger.py").write_text("left by a run that was killed")
+    scratch = Scratch(repository, "HEAD", folder / "tree", site_packages)
     record(scratch, folder / "recording", "tests", ["tests"])
     tests = TestMap(folder / "recording", scratch.folder)
     campaign = Campaign(scratch, tests, folder / "log", slack_s=3)
@@ -221,8 +223,15 @@ def test_at_most_so_many_tests_and_each_function_before_a_second_variant() -> No
     taken = chosen([*variants, other])
     assert len(taken) == MOST_TESTS
     assert taken[:3] == [variants[0], other, variants[1]]
-    assert in_order(taken)[0] == variants[0]
-    assert in_order(taken)[-1] == other
+
+
+def test_files_with_many_of_the_tests_are_tried_first() -> None:
+    def tests(file: str, *seconds: float) -> list[Recorded]:
+        return [Recorded(f"{file}::test_{s}", s, processes=False) for s in seconds]
+
+    slow, quick = tests("slow.py", 1.0, 3.0), tests("quick.py", 0.1, 0.2)
+    few = [*tests("a.py", 0.01), *tests("b.py", 0.5)]
+    assert in_batches([*few, *slow, *quick]) == [[*quick, *slow], few]
 
 
 def test_a_slow_test_is_tried_only_alone() -> None:
