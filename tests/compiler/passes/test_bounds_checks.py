@@ -170,6 +170,10 @@ def test_what_nothing_can_check_is_refused(text: str) -> None:
     assert caught.value.instruction is not None
 
 
+MATRIX = (
+    "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 "
+    "{%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%d1], %r9;"
+)
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [%d1+32], {}, [s];"
 
 
@@ -210,19 +214,6 @@ def test_a_kernel_that_cannot_be_checked_is_rejected_alone() -> None:
     assert kernels["bad"].why[0].code == "unsupported-instruction"
     assert kernels["good"].form == "persistent"
     assert compile_program(text, bounds_checks=False).kernels["bad"].form != "rejected"
-
-
-ROWS = "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}"
-
-
-def test_a_matrix_is_checked_row_by_row() -> None:
-    """16 rows of 16 halves, 64 bytes apart; with the distance in a register, each for itself."""
-    near = checks(f"{ROWS}, [%d1], 32;", target="sm_90")
-    assert [m.low for one in near for m in one.members] == list(range(0, 1024, 64))
-    assert {(m.span, m.align) for one in near for m in one.members} == {(32, 16)}
-    far = checks(f"{ROWS}, [%d1], %r9;", target="sm_90")
-    assert len(far) == 16
-    assert all(one.span == 32 for one in far)
 
 
 def test_no_opcode_that_touches_memory_counts_as_arithmetic() -> None:
@@ -495,7 +486,7 @@ def test_each_kind_assembles(arch: str) -> None:
         if arch == "sm_90" or not any(word in kind.text for word in new)
     ]
     if arch == "sm_90":
-        lines += [BULK.format(64), BULK.format("%r1"), f"{ROWS}, [%d1], %r9;"]
+        lines += [BULK.format(64), BULK.format("%r1"), MATRIX]
     body = DECLARED + MAKES.replace("local", "global") + "\n@%p1 ".join(["", *lines])
     module = entry(f"{body}\nret;", target=arch, version="8.8")
     assert assemble(verify_with_fault(checked(module)[0]), arch)

@@ -68,7 +68,7 @@ class MemoryModel:
         self.generic = generic
         self.constants = constants
 
-    def fault_kind(self, ins: Instruction, address: int, span: int) -> int:
+    def fault_kind(self, ins: Instruction, address: int, span: int, align: int) -> int:
         """0 if ``ins`` may touch these bytes, else the kind of its fault."""
         allowed = [ARENA, TABLE]
         if "global" not in ins.opcode.modifiers and self.generic:
@@ -77,7 +77,7 @@ class MemoryModel:
                 allowed.append(COEF)
         for base, size in allowed:
             if base <= address and address + span <= base + size:
-                return 5 if address % span else 0
+                return 5 if address % align else 0
         return 1
 
     def load(self, address: int, size: int) -> int:
@@ -149,7 +149,7 @@ class _Run:
             case Immediate():
                 return operand.value & _MASK
             case Symbol(name):
-                return {"table": TABLE, "coef": COEF}[name][0]
+                return {"table": TABLE, "coef": COEF, "s": SHARED, "l": LOCAL}[name][0]
         raise AssertionError(operand)
 
     def put(self, operand: Operand, value: int, bits: int = 64) -> None:
@@ -173,6 +173,14 @@ class _Run:
 
     def do_and(self, ins: Instruction) -> None:
         self.put(ins.operands[0], self.get(ins.operands[1]) & self.get(ins.operands[2]))
+
+    def do_or(self, ins: Instruction) -> None:
+        self.put(ins.operands[0], self.get(ins.operands[1]) | self.get(ins.operands[2]))
+
+    def do_mad(self, ins: Instruction) -> None:
+        assert ins.opcode.text == "mad.lo.s64"
+        a, b, c = map(self.get, ins.operands[1:])
+        self.put(ins.operands[0], a * b + c)
 
     def do_not(self, ins: Instruction) -> None:
         assert ins.opcode.text == "not.pred"
@@ -199,12 +207,14 @@ class _Run:
 
     # -- memory ------------------------------------------------------------------------------
 
-    def touch(self, ins: Instruction, operand: Operand, span: int) -> int | None:
-        """The address, None if the access must not happen."""
+    def touch(
+        self, ins: Instruction, operand: Operand, span: int, *, behind: int = 0, align: int = 0
+    ) -> int | None:
+        """The address, None if the access must not happen; aligned to its ``span`` by default."""
         assert isinstance(operand, Address)
         base = 0 if operand.base is None else self.get(operand.base)
-        address = base + operand.offset & _MASK
-        kind = self.world.fault_kind(ins, address, span)
+        address = base + operand.offset + behind & _MASK
+        kind = self.world.fault_kind(ins, address, span, align or span)
         self.outcome.touches.append(MemoryAccess(ins.line, address, kind))
         return None if kind else address
 
@@ -245,6 +255,14 @@ class _Run:
         if address is not None:
             self.world.store(address, size, old + self.get(ins.operands[2]))
         self.put(ins.operands[0], old)
+
+    def do_wmma(self, ins: Instruction) -> None:
+        """Rows of 16 elements of 2 bytes; what they hold does not matter here."""
+        assert ins.opcode.text.startswith("wmma.load.a.sync.aligned.row.m16n16k16")
+        assert ins.opcode.has("f16")
+        stride = self.get(ins.operands[2])
+        for row in range(16):
+            self.touch(ins, ins.operands[1], 32, behind=row * stride * 2, align=16)
 
     def do_isspacep(self, ins: Instruction) -> None:
         address = self.get(ins.operands[1])

@@ -25,7 +25,8 @@ member, in order: does it lie in the arena, in one of the windows (first and las
 of the module's variables? If not, or if it is not aligned, ``call gpud_fault`` with the member's
 site and address. If all members are legal, branch back to the end of the hot part. A bounds check
 with one member for which only the arena is legal just determines the kind of fault, and never
-branches back.
+branches back. A matrix's rows are at a distance that only the running program knows: the hot part
+tests the first and the last, the cold part is a loop over them.
 
 Properties:
 * ``inverse``: `recognise` of what `emit` made gives the same record, after printing and parsing;

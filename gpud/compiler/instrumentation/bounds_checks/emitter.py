@@ -34,13 +34,18 @@ _REGISTERS = {
     "b64": ("base", "size", "off", "last", "low", "where", "at"),
     "pred": ("out", "also", "not", "may"),
 }
+_OF_ROWS = {"b64": ("step", "row")}
 
 
-def declarations(count: int) -> list[Statement]:
-    """Return the declarations of the registers of the checks ``0`` to ``count - 1``."""
+def declarations(count: int, *, rows: bool = False) -> list[Statement]:
+    """Return the declarations of the registers of the checks ``0`` to ``count - 1``.
+
+    ``rows``: whether one of them has several rows.
+    """
     return [
         RegisterDeclaration(kind, f"%{STEM}{name}_", count)
-        for kind, names in _REGISTERS.items()
+        for kinds in (_REGISTERS, _OF_ROWS if rows else {})
+        for kind, names in kinds.items()
         for name in names
     ]
 
@@ -64,8 +69,18 @@ def _hot(check: BoundsCheck, line: int) -> list[Statement]:
         body.append(Instruction(_ADD, (off, off, immediate(low)), None, line))
     body.append(Instruction(_SUBTRACT, (last, size, immediate(span)), None, line))
     body.append(Instruction(_ABOVE, (out, off, last), None, line))
+    start = off
+    if check.rows > 1:
+        # The first and the last row lie in the arena: so do those between them. A step has less
+        # than 40 bits (see `find_checks`), so that nothing wraps around.
+        step, behind = check_register("step", check.number), immediate(check.rows - 1)
+        body.append(Instruction(_MULTIPLY_ADD, (names.where, step, behind, off), None, line))
+        body.append(Instruction(_ABOVE_OR, (out, names.where, last, out), None, line))
+        if align > 1:
+            start = names.low
+            body.append(Instruction(_JOIN, (start, off, step), None, line))
     if align > 1:
-        body.append(Instruction(_MASK, (names.low, off, immediate(align - 1)), None, line))
+        body.append(Instruction(_MASK, (names.low, start, immediate(align - 1)), None, line))
         body.append(Instruction(_ODD_OR, (out, names.low, _ZERO, out), None, line))
     if guard is not None:
         may = guard.register
@@ -86,12 +101,30 @@ class _Cold:
         self._line = line
         self._names = _names(check.number)
         self.body: list[Statement] = [Label(self._names.cold.name, line)]
-        if len(check.members) == 1 and not check.windows and not check.variables:
+        if check.rows > 1:
+            self._rows(check.members[0])
+        elif len(check.members) == 1 and not check.windows and not check.variables:
             self._only_report(check.members[0])
             return
-        for index, member in enumerate(check.members):
-            self._member(index, member)
+        else:
+            for index, member in enumerate(check.members):
+                self._do(_ADD, self._names.where, check.register, immediate(member.low))
+                self._member(index, member)
         self._do(_BRA, self._names.warm)
+
+    def _rows(self, member: Member) -> None:
+        """Test one row after the other."""
+        do, names, number = self._do, self._names, self._check.number
+        step, row = check_register("step", number), check_register("row", number)
+        again = self._label("again", 0)
+        do(_ADD, names.where, self._check.register, immediate(member.low))
+        do(_MOVE, row, _ZERO)
+        self.body.append(Label(again.name, self._line))
+        self._member(0, member)
+        do(_ADD, names.where, names.where, step)
+        do(_ADD, row, row, immediate(1))
+        do(_BELOW, names.out, row, immediate(self._check.rows))
+        do(_BRA, again, when=names.is_out)
 
     def _do(self, op: Opcode, *operands: Operand, when: Guard | None = None) -> None:
         self.body.append(Instruction(op, operands, when, self._line))
@@ -117,10 +150,10 @@ class _Cold:
         self._report(FaultKind.ADDRESS, member)
 
     def _member(self, index: int, member: Member) -> None:
+        """Test the bytes of a member from the address in ``where`` on."""
         check, do, names = self._check, self._do, self._names
         where, off, last, out = names.where, names.off, names.last, names.out
         found = self._label("found", index)
-        do(_ADD, where, check.register, immediate(member.low))
         do(_SUBTRACT, off, where, names.base)
         do(_SUBTRACT, last, names.size, immediate(member.span))
         do(_WITHIN, out, off, last)
@@ -202,7 +235,9 @@ _BASE, _SIZE = Address(Symbol(ARENA)), Address(Symbol(ARENA), 8)
 _FAULT, _ZERO = Symbol(FAULT), immediate(0)
 _LOAD = opcode("ld.const.u64")
 _ADD, _SUBTRACT, _MASK = opcode("add.s64"), opcode("sub.s64"), opcode("and.b64")
-_ABOVE, _WITHIN = opcode("setp.gt.u64"), opcode("setp.le.u64")
+_ABOVE, _WITHIN, _BELOW = opcode("setp.gt.u64"), opcode("setp.le.u64"), opcode("setp.lt.u64")
+_ABOVE_OR, _MULTIPLY_ADD = opcode("setp.gt.or.u64"), opcode("mad.lo.s64")
+_JOIN, _MOVE = opcode("or.b64"), opcode("mov.u64")
 _ODD_OR, _EVEN = opcode("setp.ne.or.s64"), opcode("setp.eq.s64")
 _NOT, _AND = opcode("not.pred"), opcode("and.pred")
 _BRA, _CALL, _TRAP = opcode("bra"), opcode("call"), opcode("trap")

@@ -27,7 +27,7 @@ from gpud.compiler.ptx.model import (
 
 __all__ = ["CheckMatch", "fold", "recognise"]
 
-_HOT_LEAST, _HOT_MOST = 6, 12  # statements of a hot part; the bounds are not tight
+_HOT_LEAST, _HOT_MOST = 6, 16  # statements of a hot part; the bounds are not tight
 _START = re.compile(rf"%{STEM}base_(\d+)", re.ASCII)
 
 
@@ -111,6 +111,7 @@ def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> C
         guard,
         tuple(guess.windows[0]),
         tuple(guess.variables[smallest]),
+        guess.rows,
     )
     first, second = emit(check)
     if body[start : start + len(first)] != first or body[cold : cold + len(second)] != second:
@@ -138,6 +139,7 @@ class _Guess:
         self.members: list[Member] = []
         self.windows: list[list[str]] = []
         self.variables: list[list[Range]] = []
+        self.rows = 1
         self._name = Range("", "", 0)
         self._sited = False
 
@@ -167,6 +169,8 @@ class _Guess:
             self.variables[-1].append(replace(self._name, size=value + self.members[-1].span))
         elif text == "and.b64" and _is(operands[0], "low") and value is not None:
             self._change(align=value + 1)
+        elif text == "setp.lt.u64" and _is(operands[1], "row") and value is not None:
+            self.rows = value
         elif text == "call" and isinstance(last, Tuple) and not self._sited:
             site = last.items[1] if len(last.items) > 1 else None
             if isinstance(site, Immediate):

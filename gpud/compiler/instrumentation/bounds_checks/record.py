@@ -47,6 +47,9 @@ class BoundsCheck:
     ``members`` are in the order of the accesses. ``guard`` is the guard of all of them. Only the
     arena and the listed windows and variables are legal; variables smaller than every member are
     not listed. With several members, the hull's alignment is their greatest, and implies each.
+
+    With ``rows`` over 1 there is one member, the first row of a matrix; the others follow it, each
+    ``step`` bytes behind the one before. The emitted code's size does not depend on how many.
     """
 
     number: int
@@ -55,6 +58,7 @@ class BoundsCheck:
     guard: Guard | None = None
     windows: tuple[str, ...] = ()
     variables: tuple[Range, ...] = ()
+    rows: int = 1
 
     @property
     def low(self) -> int:
@@ -63,7 +67,7 @@ class BoundsCheck:
 
     @property
     def span(self) -> int:
-        """The hull's length in bytes."""
+        """The hull's length in bytes; of the first row, if there are several."""
         return max(member.end for member in self.members) - self.low
 
     @property

@@ -92,7 +92,9 @@ class Check:
 
     ``register`` is ``None`` if the address must first be computed into a register by ``making``;
     ``through`` is the index of the operand that must then use that register. ``condition`` computes
-    the predicate under which there is an access, if that is more than the instruction's guard.
+    the predicate under which there is an access, if that is more than the instruction's guard. If
+    there are ``rows``, ``member`` is the first, and ``step`` computes their distance in bytes, less
+    than 2**40.
     """
 
     position: int
@@ -105,11 +107,13 @@ class Check:
     making: Materializer | None = None
     through: int | None = None
     condition: Materializer | None = None
+    rows: int = 1
+    step: Materializer | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the check needs no code of its own, so that it may be merged or dropped."""
-        return self.register is not None and self.condition is None
+        return self.register is not None and self.condition is None and self.step is None
 
 
 def find_checks(
@@ -155,20 +159,16 @@ class _Finder:
             return
         address = ins.operands[access.operand]
         assert isinstance(address, Address)
-        for row in range(access.rows):
-            self._check(position, ins, access, address, row)
-
-    def _check(
-        self, position: int, ins: Instruction, access: Access, address: Address, row: int
-    ) -> None:
+        rows, span, step = access.rows, access.span, None
+        if rows > 1:
+            length, stride = span * 8 // access.unit, access.stride
+            if isinstance(stride, Immediate) and stride.value == length:
+                rows, span = 1, rows * span  # nothing lies between them
+            else:
+                step = self._step(ins, access)
         base, low, register = address.base, address.offset, None
         making: Materializer | None = None
-        stride = access.stride
-        if row and isinstance(stride, Immediate):
-            low += row * stride.value * access.unit // 8
-        if row and isinstance(stride, Register):
-            making = _made_row(base, stride, row * access.unit, self._widths)
-        elif isinstance(base, Register) and self._widths.of(base) == 64:
+        if isinstance(base, Register) and self._widths.of(base) == 64:
             register = base
         else:
             making = _made(base, low)
@@ -181,15 +181,35 @@ class _Finder:
                 position,
                 ins.line,
                 register,
-                Member(signed(low), access.span, access.align, self._site(ins)),
+                Member(signed(low), span, access.align, self._site(ins)),
                 ins.guard,
                 self._windows(access),
                 self._variables(access, base),
                 making,
-                access.operand if making is not None and not row else None,
+                access.operand if making is not None else None,
                 condition,
+                rows,
+                step,
             )
         )
+
+    def _step(self, ins: Instruction, access: Access) -> Materializer:
+        """Return what computes the distance of a matrix's rows in bytes.
+
+        Raises:
+            KernelRejected: the stride is not a number of 32 bits, as the ISA has it.
+        """
+        stride, unit = access.stride, access.unit
+        if isinstance(stride, Immediate) and 0 <= stride.value < 1 << 32:
+            return lambda target: [_do("mov.u64", target, stride.value * unit // 8)]
+        if not isinstance(stride, Register) or self._widths.of(stride) != 32:
+            raise unsupported_access(ins)
+        if unit % 8 == 0:
+            return lambda target: [_do("mul.wide.u32", target, stride, unit // 8)]
+        return lambda target: [
+            _do("mul.wide.u32", target, stride, unit),
+            _do("shr.u64", target, target, 3),
+        ]
 
     def _sized(self, position: int, ins: Instruction, access: Access, size: Operand) -> None:
         """Add checks of both ends of a copy whose length is in a register.
@@ -278,25 +298,6 @@ def _made(base: Register | Symbol | None, low: int) -> Materializer:
         if isinstance(base, Symbol):
             return [_do("mov.u64", target, base)]
         return [_do("cvt.u64.u32", target, base)]
-
-    return make
-
-
-def _made_row(
-    base: Register | Symbol | None, stride: Register, bits: int, widths: RegisterWidths
-) -> Materializer:
-    """Return the address of a row of a matrix, ``stride`` times ``bits`` bits from ``base``."""
-
-    def make(target: Register) -> list[Statement]:
-        found: list[Statement] = []
-        if widths.of(stride) == 64:
-            found.append(_do("mul.lo.u64", target, stride, bits))
-        else:
-            found.append(_do("mul.wide.u32", target, stride, bits))
-        found.append(_do("shr.u64", target, target, 3))
-        assert isinstance(base, Register), "matrices have their addresses in registers"
-        found.append(_do("add.s64", target, target, base))
-        return found
 
     return make
 

@@ -156,7 +156,8 @@ def _checked(
         made.append(changed.get(position, statement))
     if not ends_in_terminator(made):
         made.append(Instruction(opcode("ret")))
-    body = [*declarations(len(placed)), *made, *cold]
+    rows = any(one.first.rows > 1 for one in placed)
+    body = [*declarations(len(placed), rows=rows), *made, *cold]
     checked = replace(function, body=with_job(body) if _GRID_RANGE in allowed.variables else body)
     return call_graph.extend(function, checked, _uses_of_checks())
 
@@ -167,7 +168,7 @@ def _uses_of_checks() -> FunctionSummary:
     member = Member(1, 2, 2, 0)
     variables = _HEAP_RANGE, _GRID_RANGE, Range("", "global", 2), Range("", "const", 2)
     everything = BoundsCheck(
-        0, JOB_REGISTER, (member,), None, ("shared", "local", "param"), variables
+        0, JOB_REGISTER, (member,), None, ("shared", "local", "param"), variables, rows=2
     )
     hot, cold = emit(everything)
     # The cold part goes back to the hot one, but nothing goes from there to it again.
@@ -185,10 +186,13 @@ def _check_of(number: int, one: PlacedCheck) -> tuple[BoundsCheck, list[Statemen
     if first.condition is not None:
         guard = Guard(check_register("may", number))
         before += first.condition(guard.register)
+    if first.step is not None:
+        before += first.step(check_register("step", number))
     assert register is not None
     least = min(member.span for member in one.members)
     variables = tuple(r for r in first.variables if r.size >= least or r == _HEAP_RANGE)
-    check = BoundsCheck(number, register, tuple(one.members), guard, first.windows, variables)
+    members = tuple(one.members)
+    check = BoundsCheck(number, register, members, guard, first.windows, variables, first.rows)
     return check, before
 
 
