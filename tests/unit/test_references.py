@@ -26,6 +26,8 @@ FOLDER = re.compile(
 )
 MODULE = re.compile(r"`((?:gpud|gpud_client|tests|bench|docs)(?:\.\w+){2,})`")
 NOWHERE = re.compile(r"\bDESIGN\b|\bdesign (?:page|document)\b|\bdesign, sections?\b")
+# "`name` in `file`", "`name` of `file`"
+NAMED = re.compile(r"`([\w.]+)(?:\(\))?`,?\s+(?:in|of)\s+(?:the\s+)?`((?:[\w-]+/)*[\w-]+\.py)`")
 DECISION = re.compile(r"decisions\.md,\s+\"([^\"]+)\"")
 USERS_OWN = {"my_program.py"}
 
@@ -72,7 +74,15 @@ def names_nothing(text: str) -> list[str]:
     wrong += [name for name in MODULE.findall(text) if not is_there(name)]
 
     wrong += [name for name in DECISION.findall(text) if " ".join(name.split()) not in DECISIONS]
+    wrong += [f"{name} in {path}" for name, path in NAMED.findall(text) if not has(path, name)]
     return wrong + NOWHERE.findall(text)
+
+
+def has(path: str, name: str) -> bool:
+    """Whether a file whose path ends so has the name, or the last part of it."""
+    word = re.compile(rf"\b{name.rpartition('.')[2]}\b")
+    files = [ROOT / one for one in FILES if f"/{one}".endswith(f"/{path}")]
+    return any(word.search(file.read_text()) for file in files)
 
 
 def is_there(name: str) -> bool:
@@ -103,7 +113,8 @@ def test_what_is_cited_is_there(part: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["see docs/nowhere.md", "`core/nothing.py`", "in gpud/nothing/ there", "claim" + ".pml",
-     "`gpud.core.nothing.at_all`", "`gpud.units.NotThere`", "Source: des" + "ign, section 4.2.",
+     "`gpud.core.nothing.at_all`", "`NotThere` of `gpud/units.py`", "`gpud.units.NotThere`",
+     "Source: des" + "ign, section 4.2.",
      'docs/explanation/decisions.md, "Nothing of this name"'],
 )  # fmt: skip
 def test_a_planted_reference_to_nothing_is_seen(text: str) -> None:
@@ -113,6 +124,34 @@ def test_a_planted_reference_to_nothing_is_seen(text: str) -> None:
 def test_references_that_lead_somewhere_are_accepted() -> None:
     text = "gpud/units.py, `core/job.py`, gpud/core/, `gpud.units`, `gpud.core.job.JobRecord`"
     assert names_nothing(text) == []
+
+
+STOP = re.compile(r"^\| `([\w/.]+\.py)` \| (`.+?`) \|", re.MULTILINE)
+"""A row of the code map in CONTRIBUTING.md: a file, and what is defined there."""
+
+
+def wrong_stops(text: str) -> list[str]:
+    """What the code map names and its file does not define."""
+    wrong = []
+    for path, names in STOP.findall(text):
+        source = (ROOT / path).read_text() if path in FILES else ""
+        for name in re.findall(r"`([\w.]+)`", names):
+            cls, _, member = name.rpartition(".")
+            wanted = [rf"^ *(?:async )?(?:def|class) {member}\b"] + [rf"^class {cls}\b"] * bool(cls)
+            if not all(re.search(pattern, source, re.MULTILINE) for pattern in wanted):
+                wrong.append(f"{path}: {name}")
+    return wrong
+
+
+def test_the_code_map_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(STOP.findall(text)) > 30
+    assert wrong_stops(text) == []
+
+
+def test_a_planted_wrong_stop_of_the_map_is_seen() -> None:
+    row = "| `gpud/core/scheduler.py` | `Scheduler.handle`, `Scheduler.nothing` | |"
+    assert wrong_stops(row) == ["gpud/core/scheduler.py: Scheduler.nothing"]
 
 
 def anchors(text: str) -> set[str]:
