@@ -40,9 +40,9 @@ EXPECTED = {
 # wait for lower ones, and a task block more than chunks have room for.
 CLAIMING = ("saxpy", "stencil_3d", "early_return", "lookback_scan", "last_block_reduce")
 
-# Instructions that copy a NaN's payload; and the pairs and mixed sums of sm_100, whose NaNs nobody
-# has measured.
-KEEPS_PAYLOADS = re.compile(r"^(abs|neg|copysign)\.|\.f32x2 |\.f32\.f16 ")
+# Instructions that copy a NaN's payload; and atomics, and the pairs and mixed sums of sm_100, whose
+# NaNs nobody has measured.
+KEEPS_PAYLOADS = re.compile(r"^(abs|neg|copysign)\.|atom|\.f32x2 |\.f32\.f16 ")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,9 @@ def wanted(name: str, more: str = "", threads: int = 32) -> CompileRequest:
 
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[NativeCompiler]:
-    monkeypatch.setattr(native_compiler, "COMMAND", ("-m", "tests.faults.host_failures.native_process"))
+    monkeypatch.setattr(
+        native_compiler, "COMMAND", ("-m", "tests.faults.host_failures.native_process")
+    )
     monkeypatch.setenv(FOLDER, str(tmp_path))
     root = Path(__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(root), str(root / "client"))))

@@ -21,7 +21,7 @@ from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.lower import LOWERINGS
 
-__all__ = ["Array", "Instructions", "Operation", "address", "f2", "f4", "register"]
+__all__ = ["Array", "Instructions", "Operation", "address", "register"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,16 +32,6 @@ _LLVM: dict[np.dtype[Any], str] = {
     np.dtype(np.bool_): "i1",
     **{np.dtype(f"{k}{n}"): f"i{8 * n}" for k in "iu" for n in (1, 2, 4, 8)},
 }
-
-
-def f2(values: object) -> Array:
-    """An array of float16."""
-    return np.asarray(values, "f2")
-
-
-def f4(values: object) -> Array:
-    """An array of float32."""
-    return np.asarray(values, "f4")
 
 
 def register(name: str) -> ptx.Register:
@@ -153,21 +143,6 @@ class Instructions:
         self.count += 1
         self._emit(name, program, outs, ins, extra or {})
         return Operation(self, name, outs, ins)
-
-    def define_many(
-        self, texts: Sequence[str], outputs: Sequence[str], inputs: str, *immediates: Sequence[int]
-    ) -> Operation:
-        """One operation with an output for each opcode, all on the same inputs: faster to compile.
-
-        ``immediates`` gives an instruction's last operands.
-        """
-        sources = tuple(register(f"%a{i}") for i in range(len(inputs.split())))
-        program = []
-        for i, text in enumerate(texts):
-            last = tuple(self._operand(number) for number in (immediates[i] if immediates else ()))
-            operands = (register(f"%d{i}"), *sources, *last)
-            program.append(ptx.Instruction(ptx.opcode(text), operands))
-        return self.define(program, outputs, inputs)
 
     @staticmethod
     def _operand(given: object) -> ptx.Operand:

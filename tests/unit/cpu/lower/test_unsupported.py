@@ -10,7 +10,7 @@ from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.lower import LOWERINGS, lower, unsupported_error
 from gpud.device.cpu.lower.collectives import check_barrier, collective_kind
 from gpud.errors import REJECTIONS, KernelRejected
-from tests.unit.cpu.lower.instruction_runner import ArrayAddresses
+from tests.unit.cpu.lower.instruction_runner import ArrayAddresses, Instructions, address
 
 REFUSED = {
     "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32": "tensor-core",
@@ -91,6 +91,22 @@ def test_unknown_forms_name_the_instruction_and_the_line(text: str) -> None:
     assert caught.value.instruction == text
     assert caught.value.line == 42
     assert caught.value.reason == "unsupported-instruction"
+
+
+MEMORY_FORMS = """
+    atom.global.add.b32 atom.global.inc.s32 atom.local.add.u32 atom.global.add.f16
+    atom.global.add.noftz.f32 atom.global.max.f32 atom.global.max.noftz.f16 atom.global.exch.f32
+    atom.global.v2.add.u32 atom.shared.v2.add.f32 red.exch.b32 ld.global.v3.u32 ld.gpu.global.u32
+    ld.global.pred ld.global.async.u32 ld.global
+"""
+
+
+@pytest.mark.parametrize("text", MEMORY_FORMS.split())
+def test_forms_of_accesses_that_do_not_exist_are_refused(text: str) -> None:
+    loads = text.startswith("ld")
+    operands = ["%d0", address("%a0")] if loads else ["%d0", address("%a0"), "%a1"]
+    with pytest.raises(KernelRejected, match=text):
+        Instructions().define(text, "u4", "u8" if loads else "u8 u4", operands)
 
 
 def test_no_lowering_is_also_refused() -> None:
