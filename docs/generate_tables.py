@@ -194,7 +194,7 @@ _PTX_HEAD = """\
 docs/generate_tables.py: change those. -->
 
 What the CPU device runs, by opcode. A modifier that is not known is refused with the
-instruction, never ignored. What the numbers are exact to is told in
+instruction, never ignored. How exact results are is in
 [The CPU device](../explanation/cpu-device.md). Refusals are `KernelRejected`, raised when the
 kernel is compiled for its first block shape; other kernels of the program run.
 

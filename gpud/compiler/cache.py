@@ -159,7 +159,7 @@ class Cache:
                 os.close(self._at)
 
     def _is_usable(self) -> bool:
-        """Create and checks the folder, once."""
+        """Create and check the folder, once."""
         if self._usable is None:
             self._usable = True
             try:

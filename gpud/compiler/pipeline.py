@@ -86,7 +86,7 @@ def compile_program(
     cache: Cache | None = None,
     dump: Path | Dump | None = None,
 ) -> Program:
-    """Compile and rewrites ``source``. Blocks: 10 to 100 ms for CUDA C++, under 1 ms if cached.
+    """Compile and rewrite ``source``. Blocks: 10 to 100 ms for CUDA C++, under 1 ms if cached.
 
     Args:
         source: CUDA C++, or PTX: text whose first word starts with a dot.

@@ -69,7 +69,7 @@ class Cursor:
         return match
 
     def take(self, pattern: re.Pattern[str], expected: str) -> str:
-        """Consume and returns what ``pattern`` matches, or raises an error with ``expected``."""
+        """Consume and return what ``pattern`` matches, or raises an error with ``expected``."""
         match = self.maybe(pattern)
         if match is None:
             raise self.error(expected)

@@ -197,7 +197,7 @@ class _Program:
         _call("nvrtcAddNameExpression", self._handle, _bytes(expression))
 
     def compile(self, arguments: Sequence[str]) -> str:
-        """Compile and returns the log."""
+        """Compile and return the log."""
         encoded = [_bytes(argument) for argument in arguments]
         status, *_ = _bindings().nvrtcCompileProgram(self._handle, len(encoded), encoded)
         log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
