@@ -47,7 +47,7 @@ _JOB_INPUTS: Mapping[StrEnum, str] = {
     JobInput.START: "it is given an allocation for the first time",
     JobInput.PAUSE: "all of its allocation was needed for online jobs",
     JobInput.RESUME: "it is given an allocation again",
-    JobInput.REQUEUE: "its device was lost before it had been told of the job; the next one starts "
+    JobInput.REQUEUE: "its device was lost before it knew of the job; the next one starts "
     "with nothing",
     JobInput.END: "it was started, and is told to end: cancelled, or out of time",
     JobInput.COMPLETE: "its device says that every task block has run",

@@ -30,7 +30,7 @@ _WORDS_HEAD = """\
 
 A rewritten kernel has one parameter more than it was written with: the address of its *launch
 record*. That points to the *job record*, which all launches of a job share, and to the launch's
-*status record*. All are little-endian, and the same on every device. How they are used is told in
+*status record*. All are little-endian, and the same on every device. How they are used is in
 [How a kernel becomes resizable](../explanation/persistent-form.md).
 """
 

@@ -34,7 +34,7 @@ def top(
         float, typer.Option("--interval", "-d", min=0.05, help="Seconds between two looks.")
     ] = 0.5,
     count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Look so many times; 0: until Ctrl-C.")
+        int, typer.Option("--count", "-n", min=0, help="Number of looks; 0: until Ctrl-C.")
     ] = 0,
     socket: SocketOption = None,
     as_json: JsonOption = False,

@@ -79,7 +79,7 @@ class Request:
         undo: called with the answer if the request was abandoned.
 
     Attributes:
-        abandoned: whether the caller has stopped to wait for the answer.
+        abandoned: whether the caller is no longer waiting for the answer.
         _settled: whether `value` or `error` is set; jobs have the same attribute.
         _waiting: futures of an event loop, done when it is settled; jobs have it, too.
     """
@@ -108,7 +108,7 @@ class Request:
         wake(self._waiting)
 
     def abandon(self) -> None:
-        """Stop to wait for the answer; it is undone when it arrives, or now if it has."""
+        """Wait for the answer no longer; it is undone when it arrives, or now if it has."""
         self.abandoned = True
         if self._settled and self.undo is not None and self.error is None:
             self.undo(self.value)

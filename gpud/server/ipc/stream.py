@@ -275,7 +275,7 @@ class Stream:
         return bool(poll.poll(0))
 
     def _update_reading(self) -> None:
-        """Start or stop to read from the peer, as the state requires."""
+        """Start or stop reading from the peer, as the state requires."""
         still = self._throttled or self._paused or self._input_closed or self.ended
         want = not still and self._backlog is None
         if want and not self._reading:
