@@ -43,7 +43,7 @@ def error_of(
     space: str = "global",
     line: int | None = None,
 ) -> IllegalAddress | KernelTrap:
-    """The error for a fault.
+    """Return the error for a fault.
 
     Args:
         record: what the block recorded; a negative ``site`` means that none is known.
@@ -90,6 +90,6 @@ def printable(text: bytes | None) -> str:
 
 
 def _task_block(claim: int | None, grid: Dim3) -> Dim3 | None:
-    """The coordinates of a task block; None if the number is not within the grid."""
+    """Return the coordinates of a task block; None if the number is not within the grid."""
     x, y, z = grid
     return coordinates(claim, grid) if claim is not None and claim < x * y * z else None

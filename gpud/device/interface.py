@@ -35,6 +35,7 @@ __all__ = [
     "Device",
     "Form",
     "Kernel",
+    "LaunchInfo",
     "LaunchSequence",
     "LaunchSpec",
     "Memory",
@@ -81,10 +82,10 @@ class ProgramModule(Protocol):
     """A loaded program."""
 
     def kernel(self, name: str) -> Any:
-        """The kernel ``name``; raises `gpud.errors.KernelNotFound`."""
+        """Return the kernel ``name``; raise `gpud.errors.KernelNotFound` if there is none."""
 
     def symbol(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a module variable."""
+        """Return the bytes of a module variable."""
 
 
 Form = Literal["persistent", "sliced", "whole", "unmodified"]
@@ -147,12 +148,20 @@ class LaunchSpec(NamedTuple):
         return cls(kernel, form, as_dim3("grid", grid), as_dim3("block", block), packed, shared)
 
 
+class LaunchInfo(NamedTuple):
+    """A description of a launch for messages: the kernel's name, the form and the user's grid."""
+
+    name: str
+    form: str
+    grid: tuple[int, int, int]
+
+
 class LaunchSequence(Protocol):
     """Launches prepared on a device; may run any number of times, also concurrently."""
 
     @property
-    def launches(self) -> Sequence[Any]:
-        """A description of each launch for messages: has ``name``, ``form`` and ``grid``."""
+    def launches(self) -> Sequence[LaunchInfo]:
+        """A description of each launch for messages."""
 
     @property
     def occupancy(self) -> int:
@@ -195,7 +204,7 @@ class Run(Protocol):
         """Release all blocks and start none; the run is over when the last block has left."""
 
     def kill(self) -> None:
-        """`end`; running blocks leave at their next kill poll, in the middle of a task block.
+        """Do `end`; running blocks leave at their next kill poll, in the middle of a task block.
 
         If the kernel was compiled without kill polls, only the blocks that the device can stop by
         itself leave.
@@ -294,7 +303,7 @@ class Device(Protocol):
         """
 
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:
-        """M: how many blocks of this shape and dynamic shared memory fit on one SM, at least 1."""
+        """Return M: how many blocks of this shape and shared memory fit on one SM, at least 1."""
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Any:
         """Prepare a `LaunchSequence`.
@@ -337,13 +346,13 @@ class Device(Protocol):
 
 
 def parameters_of(entry: ptx.Function) -> tuple[Parameter, ...]:
-    """A kernel's parameters with their offsets in the buffer, each at its own alignment."""
+    """Return a kernel's parameters with their offsets in the buffer, each at its own alignment."""
     starts, _ = offsets(entry.parameters)
-    found = []
+    placed = []
     for parameter, start in zip(entry.parameters, starts, strict=True):
         size, _ = size_and_align(parameter)
-        found.append(Parameter(parameter.name, start, size, parameter.type))
-    return tuple(found)
+        placed.append(Parameter(parameter.name, start, size, parameter.type))
+    return tuple(placed)
 
 
 def pack_parameters(parameters: tuple[Parameter, ...], values: list[bytes]) -> bytes:
@@ -387,7 +396,7 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _extent(value: object) -> int:
-    """``value`` as an int; 0 if it is none. NumPy integers are accepted, bools and floats not."""
+    """Return ``value`` as an int; 0 if it is none: bools and floats are none, NumPy's are."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return 0
     return value.__index__()

@@ -95,17 +95,17 @@ class PrintfArguments(Protocol):
     """
 
     def value(self, offset: int, size: int) -> bytes | None:
-        """``size`` bytes of the arguments; None: they cannot be read."""
+        """Return ``size`` bytes of the arguments; None: they cannot be read."""
 
     def text(self, offset: int, address: int, most: int | None) -> bytes | None:
-        """The string that the pointer at ``offset`` points to, up to its NUL or ``most`` bytes.
+        """Return the string that the pointer at ``offset`` points to, ``most`` bytes at most.
 
         None: it cannot be read, or readable memory ends before the string does.
         """
 
 
 def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
-    """The text that ``printf`` writes for a format and its arguments."""
+    """Return the text that ``printf`` writes for a format and its arguments."""
     pieces = []
     at = size = 0
     reader = _ArgumentReader(arguments)
@@ -122,7 +122,7 @@ def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
 
 
 def conversions(text: bytes) -> int:
-    """The number of conversions that take arguments, which ``printf`` returns on a GPU."""
+    """Return the number of conversions that take arguments, which ``printf`` returns on a GPU."""
     return sum(match[-1] != b"%" for match in _CONVERSION.findall(text))
 
 
@@ -134,7 +134,7 @@ class _ArgumentReader:
         self._arguments = arguments
 
     def convert(self, match: re.Match[bytes]) -> bytes:
-        """The text of a conversion; reads its arguments."""
+        """Return the text of a conversion; reads its arguments."""
         flags, width, dot, precision, length, letter = match.groups()
         if letter == b"%":
             return b"%"
@@ -172,7 +172,7 @@ class _ArgumentReader:
         return text if specification == b"%" else _written(specification + b"s", text)
 
     def _extent(self, given: bytes | None) -> int | None:
-        """A width or precision: from the format, from an argument, or None."""
+        """Return a width or precision: from the format, from an argument, or None."""
         if given == b"*":
             data = self._take(4)
             return None if data is None else int.from_bytes(data, "little", signed=True)
@@ -185,7 +185,7 @@ class _ArgumentReader:
 
 
 def _written(specification: bytes, value: object) -> bytes:
-    """The C library's text for one conversion without ``*``."""
+    """Return the C library's text for one conversion without ``*``."""
     library = _c_library()
     needed = library.snprintf(None, ctypes.c_size_t(0), specification, value)
     buffer = ctypes.create_string_buffer(needed + 1)

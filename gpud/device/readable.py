@@ -49,11 +49,11 @@ class ReadableRanges:
         self._read = read
 
     def bytes_at(self, address: int, size: int) -> bytes | None:
-        """``size`` bytes, 1 or more, at ``address``; None if they are not all in one range."""
+        """Return ``size`` bytes, 1 or more, at ``address``; None if not all are in one range."""
         return self._read(address, size) if 0 < size <= self._room(address) else None
 
     def text_at(self, address: int, limit: int = TEXT_LIMIT_BYTES) -> bytes | None:
-        """The text at ``address`` up to its NUL; None if no NUL is within range and limit."""
+        """Return the text at ``address`` up to its NUL; None if none is within range and limit."""
         room = min(self._room(address), limit + 1)
         for size in (min(room, _FIRST_BYTES), room):
             text, end, _ = self._read(address, size).partition(b"\0") if size else (b"", b"", b"")
@@ -62,11 +62,11 @@ class ReadableRanges:
         return None
 
     def start_at(self, address: int, limit: int) -> bytes | None:
-        """The text at ``address`` up to its NUL or ``limit`` bytes; None if neither is in range."""
+        """Return the text at ``address`` up to NUL or ``limit``; None if neither is in range."""
         if not 0 < limit <= self._room(address):
             return self.text_at(address, limit) if limit else b""
         return self._read(address, limit).partition(b"\0")[0]
 
     def _room(self, address: int) -> int:
-        """Bytes from ``address`` to the end of its range; 0 if it is in no range."""
+        """Return how many bytes of its range follow ``address``; 0 if it is in no range."""
         return next((end - address for start, end in self._ranges if start <= address < end), 0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpud.errors import GpudError, InvalidArgument, OutOfMemory
 
-__all__ = ["Arena"]
+__all__ = ["CPUArena"]
 
 _READ_WRITE = 1 | 2  # PROT_READ, PROT_WRITE
 _SHARED = 1  # MAP_SHARED
@@ -26,7 +26,7 @@ _FAILED = ctypes.c_void_p(-1).value
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Arena:
+class CPUArena:
     """A shared mapping of a session's memory file.
 
     Args:

@@ -19,10 +19,9 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpud.compiler.abi.control_words import MAX_TASK_BLOCKS
-from gpud.device.cpu.arena import Arena
+from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.memory_limit import memory_limit_bytes
-from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
+from gpud.device.cpu.occupancy import SM_LIMITS, DeviceLimits
 from gpud.device.cpu.program.compile_request import KernelCompiler
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
@@ -30,7 +29,6 @@ from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
-from gpud.errors import LaunchConfigError
 from gpud.units import Partitions
 
 __all__ = ["CPUDevice", "CPUMemory"]
@@ -42,10 +40,6 @@ _open: weakref.WeakSet[CPUDevice] = weakref.WeakSet()
 def _close_all() -> None:
     for device in list(_open):
         device.close()
-
-
-_GRID_LIMITS = (2**31 - 1, 65535, 65535)
-_BLOCK_LIMITS = (1024, 1024, 64)
 
 
 class CPUMemory:
@@ -93,7 +87,7 @@ class CPUDevice:
         )
         self.sms = sms
         self.capability = capability
-        self.limits: SMLimits = SM_LIMITS[capability]
+        self._limits = DeviceLimits(sms, SM_LIMITS[capability])
         # The other half is for processes: this one, its clients and others on the machine.
         self.memory_bytes = memory_limit_bytes() // 2
         self.partitions = Partitions(1, sms)
@@ -106,28 +100,24 @@ class CPUDevice:
     # -- the interface
 
     def allocate(self, size: int) -> CPUMemory:
-        """Zeroed memory of ``size`` bytes, aligned to 256."""
+        """Return zeroed memory of ``size`` bytes, aligned to 256."""
         return CPUMemory(size)
 
-    def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
-        """Map a session's memory file, so that kernels can address it. See `Arena`."""
-        return Arena(descriptor, size, base)
+    def map_arena(self, descriptor: int, size: int, base: int = 0) -> CPUArena:
+        """Map a session's memory file, so that kernels can address it. See `CPUArena`."""
+        return CPUArena(descriptor, size, base)
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CPUModule:
         """Load a PTX program; see `CPUModule`."""
         return CPUModule(text, arena, self._compiler)
 
     def occupancy(self, kernel: CPUKernel, block: Sequence[int], shared: int = 0) -> int:
-        """M for a block shape and ``shared`` bytes of dynamic shared memory.
+        """Return M for a block shape and ``shared`` bytes of dynamic shared memory.
 
         Raises:
             LaunchConfigError: the block shape is malformed, or no block fits on an SM.
         """
-        shape = self._check_block(block)
-        if shared < 0:
-            raise LaunchConfigError("shared", shared, "shared memory cannot be negative")
-        total = kernel.static_shared(shape) + shared
-        return occupancy(self.limits, shape[0] * shape[1] * shape[2], total)
+        return self._limits.occupancy(kernel, block, shared)
 
     def launch(
         self,
@@ -156,15 +146,15 @@ class CPUDevice:
             KernelRejected: the kernel uses something that the CPU device does not support.
         """
         spec = LaunchSpec(
-            kernel, "unmodified", as_dim3("grid", tuple(grid)), self._check_block(block),
+            kernel, "unmodified", as_dim3("grid", tuple(grid)), as_dim3("block", tuple(block)),
             parameters, shared,
         )  # fmt: skip
         cleared = () if sms is None else set(range(self.sms)) - set(sms)
-        return NativeLaunch(self, self.prepare([spec]), on_done, cleared)
+        return NativeLaunch(self.new_run, self.prepare([spec]), on_done, cleared)
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> CPUSequence:
         """Prepare a sequence of launches; it may run any number of times. See `CPUSequence`."""
-        return CPUSequence(self, launches, occupancy)
+        return CPUSequence(self._limits, launches, occupancy)
 
     def new_run(
         self,
@@ -177,7 +167,7 @@ class CPUDevice:
         """Create a run of a sequence, which begins with its first `CPURun.resize`. See `CPURun`."""
         with self.scheduler.lock:
             number = self._grids + 1
-            self._grids += len(sequence.totals)
+            self._grids += len(sequence.launches)
             run = CPURun(self.scheduler, sequence, priority, number, on_left, on_over, exclusive)
             if exclusive:
                 self.scheduler.assign_partition(run)
@@ -192,40 +182,3 @@ class CPUDevice:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- checks
-
-    @staticmethod
-    def check_grid(grid: Sequence[int]) -> tuple[int, int, int]:
-        """A grid as (x, y, z); raises LaunchConfigError if it exceeds the limits of a GPU."""
-        x, y, z = as_dim3("grid", tuple(grid))
-        for extent, limit in zip((x, y, z), _GRID_LIMITS, strict=True):
-            if extent > limit:
-                raise LaunchConfigError(
-                    "grid", (x, y, z), f"an extent is over {limit}", limit=limit
-                )
-        if x * y * z > MAX_TASK_BLOCKS:
-            raise LaunchConfigError(
-                "grid",
-                (x, y, z),
-                f"{x * y * z} blocks are over {MAX_TASK_BLOCKS}; split the work into launches",
-                limit=MAX_TASK_BLOCKS,
-            )
-        return x, y, z
-
-    def _check_block(self, block: Sequence[int]) -> tuple[int, int, int]:
-        x, y, z = as_dim3("block", tuple(block))
-        for extent, limit in zip((x, y, z), _BLOCK_LIMITS, strict=True):
-            if extent > limit:
-                raise LaunchConfigError(
-                    "block", (x, y, z), f"an extent is over {limit}", limit=limit
-                )
-        if x * y * z > self.limits.threads_per_block:
-            raise LaunchConfigError(
-                "block",
-                (x, y, z),
-                f"{x * y * z} threads are more than the {self.limits.threads_per_block} that a "
-                "block may have; launch more, smaller blocks",
-                limit=self.limits.threads_per_block,
-            )
-        return x, y, z

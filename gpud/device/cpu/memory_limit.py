@@ -11,7 +11,7 @@ __all__ = ["memory_limit_bytes"]
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """The least of the physical memory and the limits of the control groups, version 1 and 2.
+    """Return the least of the physical memory and the control groups' limits, version 1 and 2.
 
     Args:
         root: directory that contains ``proc`` and ``sys``.

@@ -9,11 +9,21 @@ Source: CUDA C++ Programming Guide 13.0, "Compute Capabilities", technical speci
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
+from typing import TYPE_CHECKING, Final
 
+from gpud.device.launch_checks import checked_block
 from gpud.errors import LaunchConfigError
 
-__all__ = ["SM_LIMITS", "SMLimits", "occupancy"]
+if TYPE_CHECKING:
+    from gpud.device.cpu.program.module import CPUKernel
+
+__all__ = ["SM_CAPACITY", "SM_LIMITS", "DeviceLimits", "SMLimits", "occupancy"]
+
+SM_CAPACITY: Final = lcm(*range(1, 33))
+"""Capacity of an SM, in units such that 1/M of it is a whole number for every M."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class SMLimits:
     threads_per_block: int = 1024
 
     def shared_cost(self, shared: int) -> int:
-        """Bytes of the SM's shared memory that a block with ``shared`` bytes takes."""
+        """Return how many bytes of the SM's shared memory a block with ``shared`` bytes takes."""
         total = shared + self.shared_reserved
         return -(-total // self.shared_granule) * self.shared_granule
 
@@ -48,8 +58,27 @@ SM_LIMITS = {
 """Limits by compute capability times ten."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What a device allows: its number of SMs, and the limits of each."""
+
+    sms: int
+    sm: SMLimits
+
+    def occupancy(self, kernel: CPUKernel, block: int | Sequence[int], shared: int) -> int:
+        """Return M for a block shape and ``shared`` bytes of dynamic shared memory.
+
+        Raises:
+            LaunchConfigError: the block shape is malformed, or no block fits on an SM.
+        """
+        x, y, z = shape = checked_block(block, self.sm.threads_per_block)
+        if shared < 0:
+            raise LaunchConfigError("shared", shared, "shared memory cannot be negative")
+        return occupancy(self.sm, x * y * z, kernel.static_shared(shape) + shared)
+
+
 def occupancy(limits: SMLimits, threads: int, shared: int) -> int:
-    """M: how many blocks of ``threads`` threads and ``shared`` bytes fit on one SM.
+    """Return M: how many blocks of ``threads`` threads and ``shared`` bytes fit on one SM.
 
     Raises:
         LaunchConfigError: not even one fits; the message names the limit.

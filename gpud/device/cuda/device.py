@@ -22,26 +22,27 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import numpy as np
-
 from gpud.device.cuda.driver.calls import Driver, DriverError, open_driver
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.serial_executor import SerialExecutor
 from gpud.device.cuda.execution.run import CUDARun
+from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.gate import GATE, PTX
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
-from gpud.device.cuda.launch.sequence import CUDASequence
-from gpud.device.cuda.memory.arena import Arena
+from gpud.device.cuda.launch.resources import LaunchResources
+from gpud.device.cuda.launch.sequence import CUDASequence, Preparation
+from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.arenas import Arenas
 from gpud.device.cuda.memory.pool import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.memory.quiescer import Quiescer
 from gpud.device.cuda.placement.partitioner import GreenContext, Partitioner
 from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
-from gpud.device.cuda.program.occupancy import check_shape, checked_block, measured
+from gpud.device.cuda.program.occupancy import check_shape, measured
 from gpud.device.interface import Arrays, LaunchSpec
+from gpud.device.launch_checks import checked_block
 from gpud.errors import DeviceLost, InvalidArgument
 
 __all__ = ["CUDADevice"]
@@ -63,8 +64,8 @@ class CUDADevice:
 
     Attributes:
         context, launches, watcher, quiescer, partitioner, arenas, host_blocks, device_blocks,
-            output_buffers, control_stream, control_event: shared by all runs; the event is recorded
-            behind the last work on the control stream.
+            output_buffers, control_stream, control_event: shared by all runs, see
+            `gpud.device.cuda.execution.run_context.RunContext`.
         partitions: how many SMs a job may reserve exclusively.
         lock: guards all runs.
 
@@ -90,7 +91,6 @@ class CUDADevice:
             raise InvalidArgument(f"there is no release path {release!r}; there are {known}")
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
-        self._deferred: deque[Callable[[], None]] = deque()
         self._closed = False
         self._programs: dict[int, Any] = {}
         self._retired: deque[int] = deque()
@@ -122,8 +122,8 @@ class CUDADevice:
             undo.callback(gate.close)
             paths = RELEASE_PATHS[release](context, self.host_blocks)
             undo.callback(paths.close)
-            self.watcher = watcher = Watcher(self.lock, self.run_deferred)
-            self.quiescer = Quiescer(self.lock, watcher, self.wake)
+            self.watcher = watcher = Watcher(self.lock)
+            self.quiescer = Quiescer(self.lock, watcher)
             self.arenas = Arenas(context, self.quiescer, lambda: not watcher.busy, threaded=watch)
             undo.callback(self.arenas.close)
             cooperative = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
@@ -135,6 +135,17 @@ class CUDADevice:
             undo.callback(self.launches.close)
             self.launches.prepare()
             undo.callback(self._unload_all)
+            self._preparation = Preparation(
+                self.sms, self.host_blocks, self.output_buffers, self.occupancy
+            )
+            resources = LaunchResources(
+                context, self.sms, self.launches, self.host_blocks, self.device_blocks,
+                self.output_buffers, self.control_stream, self.control_event,
+            )  # fmt: skip
+            self._run_context = RunContext(
+                self.lock, resources, watcher, self.quiescer, self.partitioner, self.arenas,
+                self._check_open, self._give_partition,
+            )  # fmt: skip
             self._context_maker = SerialExecutor("make contexts", threaded=watch)
             undo.callback(self._context_maker.close)
             self._close = undo.pop_all()
@@ -165,7 +176,7 @@ class CUDADevice:
     # -- the interface
 
     def allocate(self, size: int) -> MappedBlock:
-        """Zeroed page-locked host memory that both sides address; the GPU accesses it over the bus.
+        """Return zeroed page-locked host memory, which the GPU accesses over the bus.
 
         It is freed when the device is closed.
 
@@ -177,15 +188,15 @@ class CUDADevice:
         return block
 
     def device_memory(self, size: int) -> DeviceMemory:
-        """Zeroed memory on the GPU, for measurements and tests.
+        """Return zeroed memory on the GPU, for measurements and tests.
 
         Raises:
             OutOfMemory: the GPU has none left.
         """
         return DeviceMemory(self.context, size)
 
-    def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
-        """Reserve a session's range of addresses. See `Arena`."""
+    def map_arena(self, descriptor: int, size: int, base: int = 0) -> CUDAArena:
+        """Reserve a session's range of addresses. See `CUDAArena`."""
         return self.arenas.open(descriptor, size, base)
 
     def load(
@@ -206,23 +217,23 @@ class CUDADevice:
         return module
 
     def occupancy(self, kernel: CUDAKernel, block: Sequence[int], shared: int = 0) -> int:
-        """M for a block shape and ``shared`` bytes of dynamic shared memory, from the driver.
+        """Return M for a block shape and ``shared`` bytes of dynamic shared memory.
 
         Raises:
             LaunchConfigError: not even one block fits an SM.
         """
         shape = checked_block(block)
-        found = kernel.occupancies.get((shape, shared))
-        if found is None:
+        occupancy = kernel.occupancies.get((shape, shared))
+        if occupancy is None:
             check_shape(kernel, shape, shared, self._shared_limit)
             self._make_room(kernel)
-            found = measured(kernel, shape, shared, self._shared_limit)
-            kernel.occupancies[shape, shared] = found
-        return found
+            occupancy = measured(kernel, shape, shared, self._shared_limit)
+            kernel.occupancies[shape, shared] = occupancy
+        return occupancy
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> CUDASequence:
         """Prepare a sequence of launches; it can be run any number of times. See `CUDASequence`."""
-        return CUDASequence(self, launches, occupancy)
+        return CUDASequence(self._preparation, launches, occupancy)
 
     def new_run(
         self,
@@ -238,13 +249,13 @@ class CUDADevice:
             InvalidArgument: the device has no partition of ``exclusive`` SMs.
         """
         if not exclusive:
-            return CUDARun(self, sequence, priority, on_left, on_over)
+            return CUDARun(self._run_context, sequence, priority, on_left, on_over)
         with self.lock:
-            self.check_open()
+            self._check_open()
             partition = self.partitioner.take(exclusive)
-            run = CUDARun(self, sequence, priority, on_left, on_over, partition)
+            run = CUDARun(self._run_context, sequence, priority, on_left, on_over, partition)
             self.watcher.update_placement()
-        self.wake()
+        self.watcher.notify()
         self._context_maker.put(lambda: self._make_partition(run, partition))
         return run
 
@@ -267,51 +278,19 @@ class CUDADevice:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- for runs
+    # -- helpers
 
-    def check_open(self) -> None:
-        """Raises RuntimeError if the device is closed."""
+    def _check_open(self) -> None:
+        """Raise RuntimeError if the device is closed."""
         if self._closed:
             raise RuntimeError("the device is closed")
 
-    def give_partition(self, partition: GreenContext) -> None:
+    def _give_partition(self, partition: GreenContext) -> None:
         """Return the partition of a finished run. Call with the lock."""
         self.partitioner.give(partition)
         self.watcher.update_placement()
         if self.partitioner.lacks_rest:
-            self.defer(lambda: self._context_maker.put(self._make_partition))
-
-    def defer(self, call: Callable[[], None]) -> None:
-        """Queue ``call`` for the next `run_deferred`, without the lock. Call with the lock."""
-        self._deferred.append(call)
-
-    def run_deferred(self) -> None:
-        """Call what `defer` queued. Call without the lock."""
-        while self._deferred:
-            try:
-                call = self._deferred.popleft()
-            except IndexError:  # another thread has it
-                return
-            call()
-
-    def wake(self) -> None:
-        """Run deferred calls and have the watcher poll soon.
-
-        Call without the lock, after a change.
-        """
-        self.run_deferred()
-        self.watcher.wake()
-
-    def read(self, address: int, size: int) -> bytes:
-        """Read device memory; returns no bytes if it cannot be read."""
-        found = np.empty(size, np.uint8)
-        try:
-            self.context.copy_out(found.ctypes.data, address, size)
-        except DriverError:
-            return b""
-        return found.tobytes()
-
-    # -- helpers
+            self.watcher.defer(lambda: self._context_maker.put(self._make_partition))
 
     def _make_partition(
         self, run: CUDARun | None = None, partition: GreenContext | None = None
@@ -327,13 +306,13 @@ class CUDADevice:
             with self.lock:
                 if run is not None:
                     run.lose(error)
-            self.run_deferred()
+            self.watcher.run_deferred()
             raise
         with self.lock:
             if run is not None:
                 run.reconsider()
             self.watcher.update_placement()
-        self.wake()
+        self.watcher.notify()
 
     def _make_room(self, kernel: CUDAKernel) -> None:
         """Reserve local memory for a kernel, if the device is idle: else that would wait."""

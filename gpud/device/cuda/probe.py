@@ -17,12 +17,12 @@ __all__ = ["main"]
 
 def main(arguments: list[str]) -> int:
     """Check for the GPU and print the error, if there is one."""
-    found: GpudError | None = None
+    problem: GpudError | None = None
     try:
         _look(int(arguments[0]))
     except GpudError as error:
-        found = error
-    print(json.dumps(None if found is None else found.to_wire()))  # noqa: T201
+        problem = error
+    print(json.dumps(None if problem is None else problem.to_wire()))  # noqa: T201
     return 0
 
 

@@ -289,10 +289,10 @@ class Host:
         self._modules.pop(command.module, None)
 
     def _module(self, number: int) -> _Module:
-        found = self._modules.get(number)
-        if found is None:
+        module = self._modules.get(number)
+        if module is None:
             raise UnknownName(f"there is no module {number} on this device")
-        return found
+        return module
 
     def _kernel(self, module: int, entry: str) -> Any:
         return self._module(module).program.kernel(entry)

@@ -219,7 +219,7 @@ class _NativeProcess:
             raise _NotStarted("has ended while it started", ended=True) from None
 
     def _next(self, limit_s: float) -> Any:
-        """The next message."""
+        """Return the next message."""
         end = time.monotonic() + limit_s
         while True:
             self._socket.settimeout(max(0.001, end - time.monotonic()))

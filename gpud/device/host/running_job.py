@@ -96,18 +96,18 @@ class RunningJob:
         self.run.kill()
 
     def on_left(self) -> None:
-        """Persistent blocks of the job have left. On a thread of the device."""
+        """Report that persistent blocks of the job have left. On a thread of the device."""
         self._changed = True
         if not self._resizing:  # else the resizing thread reports when it has finished
             self._report_or_end()
 
     def on_over(self) -> None:
-        """Nothing more of the job will run. On a thread of the device."""
+        """Report the end: nothing more of the job will run. On a thread of the device."""
         self._over = True
         self._report_or_end()
 
     def _report_or_end(self) -> None:
-        """`report` on a thread of the device, which cannot handle a failure itself."""
+        """Do `report` on a thread of the device, which cannot handle a failure itself."""
         try:
             self.report()
         except Exception as error:
@@ -175,5 +175,5 @@ class RunningJob:
 
 
 def ended_at_once(number: int, error: dict[str, Any]) -> JobEnded:
-    """The `JobEnded` of a job that did not start; ``error`` comes from `GpudError.to_wire`."""
+    """Return the `JobEnded` of a job that did not start; ``error`` is from `GpudError.to_wire`."""
     return JobEnded(number, error, False, b"", 0, 0, 0, 0)

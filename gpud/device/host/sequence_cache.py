@@ -48,7 +48,7 @@ class SequenceCache:
         self._bytes = 0
 
     def prepared(self, packed: bytes, occupancy: int) -> Any:
-        """The sequence that ``packed`` describes, see `gpud.device.host.messages.StartJob`.
+        """Return the sequence that ``packed`` describes, see `gpud.device.host.messages.StartJob`.
 
         Args:
             packed: its launches.
@@ -61,12 +61,12 @@ class SequenceCache:
             InvalidArgument: M, or a parameter buffer, does not fit the launches.
             LaunchConfigError, KernelRejected: the device cannot run one of them.
         """
-        found = self._kept.get((packed, occupancy))
-        if found is None:
-            found = self._made(packed, occupancy)
+        kept = self._kept.get((packed, occupancy))
+        if kept is None:
+            kept = self._made(packed, occupancy)
             if len(packed) <= self._limit_bytes:
-                self._keep((packed, occupancy), found)
-        return found.sequence
+                self._keep((packed, occupancy), kept)
+        return kept.sequence
 
     def forget(self, modules: set[int]) -> None:
         """Drop the sequences that use these modules."""

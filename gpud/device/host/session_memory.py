@@ -86,7 +86,7 @@ class SessionMemory:
         }
 
     def range_of(self, session: int) -> tuple[int, int]:
-        """(address, size) of a session's arena; a range without memory if it has none."""
+        """Return (address, size) of a session's arena; a range without memory if it has none."""
         opened = self._arenas.get(session)
         return _NOWHERE if opened is None else opened.range
 
@@ -170,7 +170,7 @@ class SessionMemory:
 
 
 def _pieces(command: Any) -> Iterator[tuple[int, int]]:
-    """(offset, size) of the pieces of a command's part of an arena; equal parts, equal pieces."""
+    """Yield (offset, size) of the pieces of a command's part; equal parts, equal pieces."""
     at, end = command.offset, command.offset + command.size
     while at < end:
         following = min(end, (at // _PIECE_BYTES + 1) * _PIECE_BYTES)

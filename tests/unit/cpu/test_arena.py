@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpud.device.cpu.arena import Arena
+from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.memory_limit import memory_limit_bytes
 from gpud.errors import InvalidArgument, OutOfMemory
 
@@ -33,7 +33,7 @@ def mapped(address: int) -> bool:
 
 @pytest.mark.parametrize("base", [0, BASE])
 def test_it_is_shared_with_the_file(file: int, base: int) -> None:
-    arena = Arena(file, SIZE, base)
+    arena = CPUArena(file, SIZE, base)
     assert base in (0, arena.address)
     word = ctypes.c_uint32.from_address(arena.address + SIZE - 4)
     with mmap.mmap(file, SIZE) as view:
@@ -49,40 +49,40 @@ def test_it_is_shared_with_the_file(file: int, base: int) -> None:
 
 
 def test_an_address_in_use_is_refused_and_stays_as_it_is(file: int) -> None:
-    first = Arena(file, SIZE, BASE)
+    first = CPUArena(file, SIZE, BASE)
     ctypes.c_uint32.from_address(BASE).value = 5
     other = os.memfd_create("other")
     os.ftruncate(other, SIZE)
     for base in (BASE, BASE + SIZE // 2):
         with pytest.raises(InvalidArgument, match="something else is mapped there"):
-            Arena(other, SIZE, base)
+            CPUArena(other, SIZE, base)
     os.close(other)
     assert ctypes.c_uint32.from_address(BASE).value == 5
     first.close()
-    Arena(file, SIZE, BASE).close()
+    CPUArena(file, SIZE, BASE).close()
 
 
 def test_a_file_that_is_too_small_is_refused(file: int) -> None:
     with pytest.raises(InvalidArgument, match=f"has {SIZE} bytes, its mapping {2 * SIZE}"):
-        Arena(file, 2 * SIZE)
+        CPUArena(file, 2 * SIZE)
 
 
 @pytest.mark.parametrize(("size", "base"), [(0, 0), (-4096, 0), (100, 0), (4096, 5)])
 def test_half_pages_are_refused(file: int, size: int, base: int) -> None:
     with pytest.raises(InvalidArgument, match="whole pages"):
-        Arena(file, size, base)
+        CPUArena(file, size, base)
 
 
 def test_an_invalid_descriptor_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="of no use"):
-        Arena(-1, SIZE)
+        CPUArena(-1, SIZE)
 
 
 def test_more_than_the_address_space_is_refused() -> None:
     descriptor = os.memfd_create("huge")
     os.ftruncate(descriptor, 1 << 62)
     with pytest.raises(OutOfMemory):
-        Arena(descriptor, 1 << 62)
+        CPUArena(descriptor, 1 << 62)
     os.close(descriptor)
 
 

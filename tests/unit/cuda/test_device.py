@@ -14,7 +14,7 @@ from gpud.compiler.abi.control_words import JOB_BYTES, NAMED_BYTES
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver, DriverError
-from gpud.device.cuda.memory.arena import Arena
+from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.device.interface import LaunchSpec
 from gpud.errors import (
@@ -129,11 +129,11 @@ def test_small_blocks_are_cut_from_the_first_slab() -> None:
 # -- arenas
 
 
-def sound(fake: SteppedDriver, device: CUDADevice, arena: Arena, *modules: CUDAModule) -> None:
+def sound(fake: SteppedDriver, device: CUDADevice, arena: CUDAArena, *modules: CUDAModule) -> None:
     """Assert that what checks let through is backed by memory, and no other memory is held."""
     assert fake.memory.reaches(arena.address, arena.backed)
     for module in modules:
-        raw = device.read(module._addresses["gpud_arena"] or 0, 16)
+        raw = device.context.read(module._addresses["gpud_arena"] or 0, 16)
         base, size = np.frombuffer(raw, np.uint64).tolist()
         assert base == arena.address
         assert size <= arena.backed
@@ -143,7 +143,7 @@ def sound(fake: SteppedDriver, device: CUDADevice, arena: Arena, *modules: CUDAM
 
 def let_through(device: CUDADevice, module: CUDAModule) -> int:
     """The size that the bounds checks of a program read."""
-    raw = device.read((module._addresses["gpud_arena"] or 0) + 8, 8)
+    raw = device.context.read((module._addresses["gpud_arena"] or 0) + 8, 8)
     return int.from_bytes(raw, "little")
 
 
@@ -161,9 +161,11 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
         written(memfd, 100, b"hello")
         arena.commit(100, 2 * GRANULE)
         assert arena.ranges() == ((arena.address, 3 * GRANULE),)
-        assert device.read(arena.address + 100, 5) == b"hello"
-        assert device.read(arena.address, 100) == bytes(100)
-        assert device.read(arena.address + 105, 3 * GRANULE - 105) == bytes(3 * GRANULE - 105)
+        assert device.context.read(arena.address + 100, 5) == b"hello"
+        assert device.context.read(arena.address, 100) == bytes(100)
+        assert device.context.read(arena.address + 105, 3 * GRANULE - 105) == bytes(
+            3 * GRANULE - 105
+        )
         assert device.arenas.ranges((arena.address, SIZE)) == arena.ranges()
         assert device.arenas.ranges((1, 2)) == device.arenas.ranges(None) == ()
         poked(device, arena.address + GRANULE, b"there")
@@ -231,22 +233,22 @@ def test_holes_in_the_prefix_are_backed_by_the_sink(memfd: int) -> None:
         arena.commit(6 * GRANULE, GRANULE)  # the sink backs the hole
         assert fake.alive["piece"] == 3
         sound(fake, device, arena, module)
-        assert device.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
+        assert device.context.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
         with pytest.raises(InvalidArgument, match="not all have memory"):
             arena.upload(2 * GRANULE, 5)
         poked(device, arena.address + 3 * GRANULE, b"stray")
         written(memfd, 2 * GRANULE + 7, b"hello")
         arena.commit(2 * GRANULE + 7, 2 * GRANULE)  # replaces the sink
         expected = b"hello" + bytes(3 * GRANULE - 12)
-        assert device.read(arena.address + 2 * GRANULE + 7, 3 * GRANULE - 7) == expected
+        assert device.context.read(arena.address + 2 * GRANULE + 7, 3 * GRANULE - 7) == expected
         poked(device, arena.address + 3 * GRANULE, b"array")
         sound(fake, device, arena, module)
         arena.release(2 * GRANULE + 7, 2 * GRANULE)  # replaced by the sink, as memory is short
         assert fake.alive["piece"] == 3
-        assert b"array" not in device.read(arena.address, 7 * GRANULE)
+        assert b"array" not in device.context.read(arena.address, 7 * GRANULE)
         sound(fake, device, arena, module)
         arena.commit(0, 7 * GRANULE, from_file=False)  # the whole prefix
-        assert device.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
+        assert device.context.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
         sound(fake, device, arena, module)
         arena.close()
 
@@ -281,7 +283,7 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
             arena.download(GRANULE, 5)
         written(memfd, GRANULE + 7, b"hello")
         arena.commit(GRANULE, 2 * GRANULE)  # is still mapped
-        assert device.read(arena.address + GRANULE + 7, 5) == b"hello"
+        assert device.context.read(arena.address + GRANULE + 7, 5) == b"hello"
         assert fake.alive["piece"] == 3
         arena.commit(8 * GRANULE, GRANULE)
         arena.release(8 * GRANULE, GRANULE)
@@ -326,7 +328,7 @@ def test_whichever_call_fails_what_bounds_checks_let_through_has_memory(memfd: i
     for nth in range(1, 200):
         fake = SteppedDriver()
         with suppress(DeviceLost), device_of(fake) as device:
-            arena: Arena | None = None
+            arena: CUDAArena | None = None
             modules: list[CUDAModule] = []
             fake.fail(nth, "OUT_OF_MEMORY")
             try:
@@ -361,7 +363,7 @@ def test_programs_and_their_variables() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         module = device.load(PROGRAM, (0x1000, 0x2000))
-        raw = device.read(module._addresses["gpud_arena"] or 0, 16)
+        raw = device.context.read(module._addresses["gpud_arena"] or 0, 16)
         assert np.frombuffer(raw, np.uint64).tolist() == [0x1000, 0x2000]
         with pytest.raises(KeyError, match=r"no variable 'gpud_arena'.*: table"):
             module.symbol("gpud_arena")

@@ -70,8 +70,8 @@ def test_a_partition_is_given_up_whatever_the_driver_says() -> None:
         device.partitioner.make(second)
         before = device.partitioner.rest
         fake.fail(1, "OUT_OF_MEMORY", "cuGreenCtxCreate")
-        device.give_partition(first)
-        device.run_deferred()
+        device._give_partition(first)
+        device.watcher.run_deferred()
         assert fake.counted == 1
         assert device.partitioner.numbers == second.numbers
         assert device.partitioner.rest is before, (

@@ -13,7 +13,7 @@ import pytest
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.device.cuda.memory import quiescer
-from gpud.device.cuda.memory.arena import Arena
+from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.interface import LaunchSpec
 from gpud.errors import InvalidArgument, OutOfMemory
 from tests.driver_model import SteppedDriver
@@ -85,7 +85,7 @@ class World:
     def ran(self, name: str) -> Counter[int]:
         return Counter(claim for kernel, _, claim in self.fake.ran if kernel == name)
 
-    def another(self) -> Arena:
+    def another(self) -> CUDAArena:
         """A run of another session."""
         return self.device.map_arena(self.memfd, SIZE)
 

@@ -248,7 +248,9 @@ def test_a_failing_callback_does_not_end_the_watcher(capsys: pytest.CaptureFixtu
         if len(told) == 1:
             raise ZeroDivisionError("there")
 
-    watcher = Watcher(threading.RLock(), tell)
+    watcher = Watcher(threading.RLock())
+    watcher.defer(tell)
+    watcher.defer(tell)
     watcher.start()
     watcher.wake()
     until(lambda: len(told) > 1)  # it looks again by itself

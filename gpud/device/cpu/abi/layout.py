@@ -229,7 +229,7 @@ class ModuleLayout:
 
 
 def is_dynamic_shared(variable: ptx.Variable) -> bool:
-    """Whether the size of a ``.shared`` variable is given at launch."""
+    """Return whether the size of a ``.shared`` variable is given at launch."""
     return variable.linkage == "extern" or None in variable.dims
 
 
@@ -252,7 +252,7 @@ the header, so kernel-independent code can locate them from ``padded`` alone."""
 
 
 def base_array_offset(name: str) -> int:
-    """Bytes from the end of the header to a base array, per padded thread."""
+    """Return how many bytes lie before a base array, behind the header, per padded thread."""
     at = 0
     for other, type_ in BASE_ARRAYS.items():
         if other == name:
@@ -278,20 +278,20 @@ class BlockLayout:
 
     def array(self, name: str, type_: str) -> tuple[int, str]:
         """Return (offset, LLVM type) of the array ``name``, added on first use."""
-        found = self._arrays.get(name)
-        if found is None:
+        array = self._arrays.get(name)
+        if array is None:
             size = 1 if type_ in ("i1", "i8") else 8 if type_ == "ptr" else width(type_) // 8
-            found = self._arrays[name] = (self._at, type_)
+            array = self._arrays[name] = (self._at, type_)
             self._at = align_up(self._at + size * self.padded, 64)
-        return found
+        return array
 
     def word(self, name: str) -> tuple[int, str]:
         """Return (offset, LLVM type) of an 8-byte block-wide variable, added on first use."""
-        found = self._arrays.get(name)
-        if found is None:
-            found = self._arrays[name] = (self._at, "i64")
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = (self._at, "i64")
             self._at += 64
-        return found
+        return array
 
     @property
     def size(self) -> int:

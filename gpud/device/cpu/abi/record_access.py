@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpud.device.cpu.abi.layout import HEADER
-from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, RUN, STAGE, STAGE_BYTES
+from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, LAUNCH, LAUNCH_BYTES, RUN
 from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = [
@@ -12,10 +12,10 @@ __all__ = [
     "block_record_of",
     "compare",
     "header_of",
+    "launch_of",
     "load",
     "offset",
     "run_of",
-    "stage_of",
     "store",
 ]
 
@@ -29,11 +29,11 @@ class Record:
         self.fields = fields
 
     def at(self, name: str) -> str:
-        """The field's address."""
+        """Return the field's address."""
         return offset(self.emitter, self.pointer, self.fields[name][0])
 
     def load(self, name: str, order: str = "") -> str:
-        """The field's value; ``order`` makes the load atomic."""
+        """Return the field's value; ``order`` makes the load atomic."""
         type_ = self.fields[name][1]
         return load(self.emitter, type_, self.at(name), order)
 
@@ -44,12 +44,12 @@ class Record:
 
 
 def offset(e: Emitter, pointer: str, offset: object) -> str:
-    """``pointer`` plus ``offset`` bytes."""
+    """Return ``pointer`` plus ``offset`` bytes."""
     return e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
 
 def load(e: Emitter, type_: str, pointer: str, order: str = "") -> str:
-    """A value from memory; ``order`` makes the load atomic."""
+    """Return a value from memory; ``order`` makes the load atomic."""
     if not order:
         return e.value(f"load {type_}, ptr {pointer}")
     return e.value(f"load atomic {type_}, ptr {pointer} {order}, align {_size(type_)}")
@@ -74,28 +74,28 @@ def add(e: Emitter, pointer: str, change: int) -> None:
 
 
 def header_of(e: Emitter) -> Record:
-    """The header of the block ``%b``."""
+    """Return the header of the block ``%b``."""
     return Record(e, "%b", HEADER)
 
 
 def block_record_of(e: Emitter) -> Record:
-    """The record of the persistent block ``%b``."""
+    """Return the record of the persistent block ``%b``."""
     return Record(e, offset(e, "%b", -BLOCK_BYTES), BLOCK)
 
 
 def run_of(e: Emitter, block_record: Record) -> Record:
-    """The record of a persistent block's run."""
+    """Return the record of a persistent block's run."""
     return Record(e, block_record.load("run"), RUN)
 
 
-def stage_of(e: Emitter, run: Record, number: str) -> Record:
-    """The record of one of a run's stages, by number."""
-    wide = e.value(f"zext i32 {run.load('stages_at')} to i64")
+def launch_of(e: Emitter, run: Record, number: str) -> Record:
+    """Return the record of one of a run's launches, by number."""
+    wide = e.value(f"zext i32 {run.load('launches_at')} to i64")
     table = offset(e, run.pointer, wide)
-    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {STAGE_BYTES}")
-    return Record(e, offset(e, table, skip), STAGE)
+    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {LAUNCH_BYTES}")
+    return Record(e, offset(e, table, skip), LAUNCH)
 
 
 def compare(e: Emitter, comparison: str, type_: str, left: object, right: object) -> str:
-    """``icmp``: an i1."""
+    """Return an i1: the result of ``icmp``."""
     return e.value(f"icmp {comparison} {type_} {left}, {right}")

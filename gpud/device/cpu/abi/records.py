@@ -1,14 +1,14 @@
 """The layout of the records in memory that Python and the native SM loop share.
 
-Four kinds, all little-endian and naturally aligned. A *stage* is one launch of a sequence.
+Four kinds, all little-endian and naturally aligned.
 
 * `SM`: one for each virtual SM: its slots, the persistent blocks to add, those that have left.
-* `RUN`: one for each run: the current stage, the run's slices, whether it must stop; then a
-  *busy count* for each SM, then the stages' records.
-* `STAGE`: one for each launch: the job record that the kernel reads
+* `RUN`: one for each run: the current launch, the run's slices, whether it must stop; then a
+  *busy count* for each SM, then the launches' records, then their parameters.
+* `LAUNCH`: one for each launch of the sequence: the job record that the kernel reads
   (`gpud.compiler.abi.control_words`), and what a persistent block needs to run this launch.
 * `BLOCK`: one for each resident block, `BLOCK_BYTES` in front of the block's header: its current
-  stage, and the launch record that the kernel reads.
+  launch, and the control words that the kernel reads.
 
 Offsets are bytes.
 """
@@ -25,6 +25,8 @@ __all__ = [
     "BLOCK_BYTES",
     "BUSY_COUNT_BYTES",
     "CONTROL",
+    "LAUNCH",
+    "LAUNCH_BYTES",
     "MAX_SLOTS",
     "NONE",
     "RUN",
@@ -34,26 +36,24 @@ __all__ = [
     "SM_GONE",
     "SM_INBOX",
     "SM_SLOTS",
-    "STAGE",
-    "STAGE_BYTES",
     "STATUS",
     "BlockState",
     "ClaimMode",
     "ExitReason",
-    "stages_at",
+    "launches_at",
 ]
 
 Fields = dict[str, tuple[int, str]]
 
 NONE: Final = 0xFFFFFFFF
-"""No stage, no index, no offset."""
+"""No launch, no index, no offset."""
 
 MAX_SLOTS: Final = 64
 """Slots of one SM, a power of two; no real SM holds more than 32 blocks."""
 
 
 class ClaimMode:
-    """What claims a stage's task blocks."""
+    """What claims a launch's task blocks."""
 
     KERNEL = 0
     """The kernel itself: persistent form."""
@@ -117,26 +117,27 @@ RUN, RUN_BYTES = _fields(
     ("first_ns", "i64"),
     ("grid_id", "i64"),
     ("current", "i32"),
-    ("stages", "i32"),
+    ("launches", "i32"),
     ("slices", "i32"),
     ("occupancy", "i32"),
     ("max_occupancy", "i32"),
     ("fixed", "i32"),
     ("stop", "i32"),
-    ("stages_at", "i32"),
+    ("launches_at", "i32"),
     ("kill", "i32"),
 )
-"""``first_ns``: when the first block began, on the monotonic clock. ``current``: the stage whose
-task blocks may run, of ``stages``. ``occupancy`` is M of the run, ``max_occupancy`` the largest M
-of a stage. ``fixed``: blocks that no resize takes away, the most that a stage in form whole needs.
-``stop``: no block begins another task block. ``stages_at``: bytes to the first stage's record.
+"""``first_ns``: when the first block began, on the monotonic clock. ``current``: the launch whose
+task blocks may run, of ``launches``. ``occupancy`` is M of the sequence, ``max_occupancy`` the
+largest M of a launch. ``fixed``: blocks that no resize takes away, the most that a launch in form
+whole needs.
+``stop``: no block begins another task block. ``launches_at``: bytes to the first launch's record.
 ``kill``: blocks get no further turn, and those with kill polls end at their next one."""
 
 BUSY_COUNT_BYTES: Final = 64
 """The busy count of an SM: how many blocks of the run there are in state `RUNS`. Each has its
 own cache line."""
 
-STAGE, _stage_rest = _fields(
+LAUNCH, _launch_rest = _fields(
     ("template", "i64"),
     ("params", "i64"),
     ("mode", "i32"),
@@ -150,18 +151,19 @@ STAGE, _stage_rest = _fields(
     ("locals_at", "i32"),
     ("shared_at", "i32"),
 )
-"""``template``: address of the beginning of a block's header; ``params``: address of its
-parameters, with the hidden one at offset ``control_at``. ``mode``: a `ClaimMode`. ``width`` and
-``height``: x and y of the grid that the kernel reads. ``params_at``, ``locals_at``, ``shared_at``:
-offsets of a block's parameters, local and shared memory from the block's address."""
+"""``template``: address of the beginning of a block's header; ``params``: bytes from the run's
+record to the launch's parameters, with the hidden one at offset ``control_at``. ``mode``: a
+`ClaimMode`. ``width`` and ``height``: x and y of the grid that the kernel reads. ``params_at``,
+``locals_at``, ``shared_at``: offsets of a block's parameters, local and shared memory from its
+address."""
 
-STAGE = {
-    **{name: (cw.JOB_BYTES + at, type_) for name, (at, type_) in STAGE.items()},
+LAUNCH = {
+    **{name: (cw.JOB_BYTES + at, type_) for name, (at, type_) in LAUNCH.items()},
     "next": (cw.NEXT, "i32"),
     "total": (cw.TOTAL, "i32"),
     "done": (cw.DONE, "i32"),
 }
-STAGE_BYTES: Final = cw.JOB_BYTES + _stage_rest
+LAUNCH_BYTES: Final = cw.JOB_BYTES + _launch_rest
 
 BLOCK, _block_rest = _fields(
     ("run", "ptr"),
@@ -169,14 +171,14 @@ BLOCK, _block_rest = _fields(
     ("since", "i64"),
     ("claimed", "i32"),
     ("index", "i32"),
-    ("stage", "i32"),
+    ("launch", "i32"),
     ("loaded", "i32"),
     ("state", "i32"),
     ("reason", "i32"),
 )
-"""``index``: its number in the run, `NONE` once it is released. ``stage``: its current stage;
-``loaded``: the stage whose header it has. ``state`` is a `BlockState`, ``reason`` an `ExitReason`.
-``claimed``: the stage's claim counter when this block last saw it change; ``since``: when that
+"""``index``: its number in the run, `NONE` once it is released. ``launch``: its current launch;
+``loaded``: the launch whose header it has. ``state`` is a `BlockState`, ``reason`` an `ExitReason`.
+``claimed``: the launch's claim counter when this block last saw it change; ``since``: when that
 was."""
 
 CONTROL: Final = _block_rest
@@ -189,6 +191,6 @@ BLOCK_BYTES: Final = 128
 assert STATUS + cw.status_bytes(1) <= BLOCK_BYTES
 
 
-def stages_at(sms: int) -> int:
-    """Bytes from a run's record to its first stage's."""
+def launches_at(sms: int) -> int:
+    """Return how many bytes a run's record lies before its first launch's."""
     return RUN_BYTES + BUSY_COUNT_BYTES * sms

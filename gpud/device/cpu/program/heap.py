@@ -112,7 +112,7 @@ def _define_malloc(ir: IRModule) -> None:
     taken = e.value(f"shl i64 {number}, {step}")
     which = _list_of(e, step, number)
     head = offset(e, records, e.value(f"add i64 {e.value(f'shl i64 {which}, 3')}, {_HEADS}"))
-    found = e.alloca("i64", "granule")
+    slot = e.alloca("i64", "granule")
     got, fresh = e.label("got"), e.label("fresh")
     with e.loop() as (again, _):
         word = load(e, "i64", head, "acquire")
@@ -122,7 +122,7 @@ def _define_malloc(ir: IRModule) -> None:
         granule = e.value(f"sub i64 {first}, 1")
         following = load(e, "i32", _next_link(e, records, size, granule), "monotonic")
         wide = e.value(f"zext i32 {following} to i64")
-        store(e, "i64", granule, found)
+        store(e, "i64", granule, slot)
         e.branch(_compare_exchange(e, head, word, _changed(e, word, wide)), got, again)
         e.place(fresh)
         unused = offset(e, records, _UNUSED)
@@ -130,11 +130,11 @@ def _define_malloc(ir: IRModule) -> None:
         after = e.value(f"add i64 {before}, {taken}")
         e.branch(compare(e, "ugt", "i64", after, size), none, enough := e.label("enough"))
         e.place(enough)
-        store(e, "i64", e.value(f"lshr i64 {before}, {_GRANULE_BITS}"), found)
+        store(e, "i64", e.value(f"lshr i64 {before}, {_GRANULE_BITS}"), slot)
         e.branch(_compare_exchange(e, unused, before, after), got, again)
     e.end("unreachable")
     e.place(got)
-    granule = load(e, "i64", found)
+    granule = load(e, "i64", slot)
     note = offset(e, records, e.value(f"add i64 {granule}, {_NOTES}"))
     mark = e.value(f"trunc i64 {e.value(f'add i64 {which}, 1')} to i8")
     e.do(f"store atomic i8 {mark}, ptr {note} release, align 1")
@@ -179,7 +179,7 @@ def _define_free(ir: IRModule) -> None:
 
 
 def _rounded(e: Emitter) -> tuple[str, str]:
-    """(bits of the step, number of steps) of ``%bytes``, rounded up: no more than `_STEPS`."""
+    """Return (bits of the step, number of steps) of ``%bytes``, rounded up, at most `_STEPS`."""
     e.module.declare("declare i64 @llvm.ctlz.i64(i64, i1)")
     e.module.declare("declare i64 @llvm.smax.i64(i64, i64)")
     leading = e.value("call i64 @llvm.ctlz.i64(i64 %bytes, i1 true)")
@@ -191,7 +191,7 @@ def _rounded(e: Emitter) -> tuple[str, str]:
 
 
 def _list_of(e: Emitter, step: str, number: str) -> str:
-    """The list of a size; eight steps are the same size as four of the next power of two."""
+    """Return the list of a size; eight steps are the same size as four of the next power of two."""
     row = e.value(f"mul i64 {e.value(f'sub i64 {step}, {_GRANULE_BITS}')}, {_STEPS}")
     place = e.value(f"add i64 {row}, {e.value(f'sub i64 {number}, 1')}")
     full = compare(e, "eq", "i64", number, _STEPS)
@@ -201,14 +201,14 @@ def _list_of(e: Emitter, step: str, number: str) -> str:
 
 
 def _next_link(e: Emitter, records: str, size: str, granule: str) -> str:
-    """``ptr`` to a free block's link: the next block of its list. Links lie behind the heap."""
+    """Return ``ptr`` to a free block's link, the next block of its list, behind the heap."""
     count = e.value(f"lshr i64 {size}, {_GRANULE_BITS}")
     behind = e.value(f"and i64 {e.value(f'add i64 {count}, {_NOTES + 7}')}, -8")
     return offset(e, records, e.value(f"add i64 {behind}, {e.value(f'shl i64 {granule}, 2')}"))
 
 
 def _changed(e: Emitter, word: str, first: str) -> str:
-    """The list's word with ``first`` as its first block and the count increased."""
+    """Return the list's word with ``first`` as its first block and the count increased."""
     count = e.value(f"lshr i64 {word}, 32")
     more = e.value(f"shl i64 {e.value(f'add i64 {count}, 1')}, 32")
     return e.value(f"or i64 {more}, {first}")

@@ -33,6 +33,6 @@ def compile_kernel(wanted: CompileRequest) -> CompileResult:
 
 @lru_cache(maxsize=4)
 def _program(text: str) -> tuple[ptx.Module, ModuleLayout]:
-    """The parsed program; cached, since its kernels are mostly requested one after the other."""
+    """Return the parsed program; kept, since its kernels are mostly requested in a row."""
     program = flatten_module(parse(text))
     return program, layout_module(program)

@@ -28,6 +28,7 @@ from gpud.device.cpu.program.heap import Heap
 from gpud.device.cpu.program.heap import install as install_heap
 from gpud.device.cpu.program.module_data import ModuleData
 from gpud.device.interface import Parameter, parameters_of
+from gpud.device.readable import EVERYTHING
 from gpud.errors import KernelNotFound
 
 __all__ = ["CPUKernel", "CPUModule", "CompiledKernel"]
@@ -60,12 +61,12 @@ class CPUKernel:
         self.name = entry.name
         self.parameters: tuple[Parameter, ...] = parameters_of(entry)
         self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
-        """Cache of `CPUSequence`: what launches share, by block shape and shared memory."""
+        """Cache of `gpud.device.cpu.scheduling.layout`, by block shape and shared memory."""
         self._compiled: dict[Shape, CompiledKernel] = {}
         self._lock = threading.Lock()
 
     def compiled(self, block: tuple[int, int, int]) -> CompiledKernel:
-        """The kernel for a block shape, compiled on first use.
+        """Return the kernel for a block shape, compiled on first use.
 
         Raises:
             KernelRejected: it uses something that the CPU device does not support.
@@ -73,14 +74,16 @@ class CPUKernel:
         """
         shape = Shape(*block)
         with self._lock:
-            found = self._compiled.get(shape)
-            if found is None:
+            compiled = self._compiled.get(shape)
+            if compiled is None:
                 native = self._native(block)
                 printf.install()
                 code = jit.link(native.code, ENTRY_POINTS)
-                found = CompiledKernel(self.name, shape, native.generated, code, self.module.data)
-                self._compiled[shape] = found
-        return found
+                compiled = CompiledKernel(
+                    self.name, shape, native.generated, code, self.module.data
+                )
+                self._compiled[shape] = compiled
+        return compiled
 
     def _native(self, block: tuple[int, int, int]) -> CompileResult:
         module = self.module
@@ -102,7 +105,7 @@ class CPUKernel:
         )
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
-        """Bytes of a block's shared memory without the dynamic part; gpud's own included."""
+        """Return the bytes of a block's shared memory without the dynamic part; gpud's included."""
         generated = self.compiled(block).generated
         return generated.dynamic_shared_at + generated.hidden_shared_bytes
 
@@ -142,6 +145,8 @@ class CPUModule:
             self.heap = Heap()
         ranges = {ARENA: arena, HEAP: self.heap_range}
         self.data = ModuleData(program, self.layout, ranges)
+        self.layouts: dict[tuple[Any, ...], Any] = {}
+        """Cache of `gpud.device.cpu.scheduling.layout`."""
         self._kernels: dict[str, CPUKernel] = {}
 
     @property
@@ -149,22 +154,29 @@ class CPUModule:
         """Address and size of the heap of ``malloc``, if it has one."""
         return None if self.heap is None else self.heap.range
 
+    @property
+    def readable(self) -> tuple[tuple[int, int], ...]:
+        """(address, size) of the memory that its kernels may read beside their blocks' own."""
+        arena = EVERYTHING if self.checked_arena is None else self.checked_arena
+        heap = () if self.heap is None else (self.heap.range,)
+        return ((self.data.address, self.data.memory.size), arena, *heap)
+
     def kernel(self, name: str) -> CPUKernel:
-        """The entry ``name``.
+        """Return the entry ``name``.
 
         Raises:
             KernelNotFound: there is none.
         """
-        found = self._kernels.get(name)
-        if found is None:
+        kernel = self._kernels.get(name)
+        if kernel is None:
             entries = self.program.entries()
             if name not in entries:
                 raise KernelNotFound(name, available=tuple(entries))
-            found = self._kernels[name] = CPUKernel(self, entries[name])
-        return found
+            kernel = self._kernels[name] = CPUKernel(self, entries[name])
+        return kernel
 
     def symbol(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a ``__device__`` or ``__constant__`` variable, writable, uint8.
+        """Return the bytes of a ``__device__`` or ``__constant__`` variable, writable, uint8.
 
         Raises:
             KeyError: there is no such variable; the message lists the existing ones.

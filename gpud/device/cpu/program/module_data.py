@@ -66,7 +66,7 @@ class ModuleData:
         self.memory[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
 
     def symbol(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a variable, writable.
+        """Return the bytes of a variable, writable.
 
         Raises:
             KeyError: the module has no such variable.
@@ -108,7 +108,7 @@ def _variables(module: ptx.Module) -> Iterator[ptx.Variable]:
 def _leaves(
     value: ptx.InitialValue, offset: int, variable: ptx.Variable, size: int
 ) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
-    """(byte offset, leaf) of a possibly nested initialiser; omitted elements stay zero."""
+    """Yield (byte offset, leaf) of a possibly nested initialiser; omitted elements stay zero."""
 
     def walk(
         part: ptx.InitialValue, at: int, dims: tuple[int | None, ...]
@@ -131,7 +131,7 @@ def _leaves(
 
 
 def _as_type(literal: ptx.Immediate, type_: str) -> int:
-    """The bits of a literal as a value of a PTX type."""
+    """Return the bits of a literal as a value of a PTX type."""
     if literal.kind == "int" and type_ in ("f32", "f64"):
         kind = np.float32 if type_ == "f32" else np.float64
         return int.from_bytes(np.array(literal.value, kind).tobytes(), "little")

@@ -29,7 +29,7 @@ class Listener(Protocol):
         """Whether output is kept now."""
 
     def reach(self) -> ReadableRanges:
-        """The memory that the block may read now."""
+        """Return the memory that the block may read now."""
 
     def print(self, text: bytes) -> None:
         """Add output of the block."""
@@ -61,11 +61,11 @@ class PackedArguments:
         self._reach = reach
 
     def value(self, offset: int, size: int) -> bytes | None:
-        """``size`` bytes of the arguments."""
+        """Return ``size`` bytes of the arguments."""
         return self._reach.bytes_at(self._address + offset, size)
 
     def text(self, offset: int, address: int, most: int | None) -> bytes | None:
-        """The text at ``address``."""
+        """Return the text at ``address``."""
         if most is None:
             return self._reach.text_at(address)
         return self._reach.start_at(address, most)

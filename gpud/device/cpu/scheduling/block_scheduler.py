@@ -31,20 +31,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import Collection
 from itertools import islice
-from math import lcm
 from operator import attrgetter
 
 from gpud.device.cpu.abi.records import MAX_SLOTS
+from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.cpu.scheduling.persistent_block import BlockPool
 from gpud.device.cpu.scheduling.run import CPURun
-from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
 from gpud.errors import InvalidArgument
 
-__all__ = ["SM_CAPACITY", "BlockScheduler"]
-
-SM_CAPACITY = lcm(*range(1, 33))
-"""Capacity of an SM, in units such that 1/M of it is a whole number for every M."""
+__all__ = ["BlockScheduler"]
 
 
 class BlockScheduler:
@@ -80,33 +76,29 @@ class BlockScheduler:
     # -- with the lock
 
     def check_open(self) -> None:
-        """Raises RuntimeError once the device is closed."""
+        """Raise RuntimeError once the device is closed."""
         if self.closed:
             raise RuntimeError("the device is closed")
-
-    @staticmethod
-    def cost(sequence: CPUSequence) -> int:
-        """The capacity that a block of a sequence takes of its SM, in units of `SM_CAPACITY`."""
-        return SM_CAPACITY // sequence.max_occupancy
 
     def update(self, runs: Collection[CPURun]) -> None:
         """Place missing blocks after these runs changed, and find those that are over.
 
         The caller then calls `notify_over`, without the lock.
         """
-        if self._waiting or len(runs) > 1:
-            for run in runs:
-                if run.missing and run not in self._waiting:
-                    insort(self._waiting, run, key=lambda one: (-one.priority, one.number))
-            self._place_waiting()
-        else:  # no run waits before it
-            self._waiting = [run for run in runs if not self._place(run)]
+        waiting = self._waiting
         for run in runs:
             if run.check_finished():
                 self._over.append(run)
                 if run.exclusive:
                     self._owners = {sm: one for sm, one in self._owners.items() if one is not run}
-                    self._place_waiting()
+            elif run not in waiting:
+                if not waiting and len(runs) == 1:  # no run waits before it
+                    if not self._place(run):
+                        waiting.append(run)
+                    return
+                if run.missing:
+                    insort(waiting, run, key=lambda one: (-one.priority, one.number))
+        self._place_waiting()
 
     def assign_partition(self, run: CPURun) -> None:
         """Give a run its partition: the SMs with the least capacity in use.
@@ -125,11 +117,11 @@ class BlockScheduler:
         numbers = {sm.index for sm in chosen}
         occupants = {block.run for block in self._pool.by_address.values() if block.sm in chosen}
         for other in occupants:
-            if other is not None:
+            if isinstance(other, CPURun):
                 other.leave(numbers)
 
     def _may_use(self, sm: VirtualSM, run: CPURun) -> bool:
-        """Whether a run may have blocks on an SM."""
+        """Return whether a run may have blocks on an SM."""
         owner = self._owners.get(sm)
         if run.exclusive:
             return owner is run
@@ -163,17 +155,22 @@ class BlockScheduler:
         missing = run.missing
         if not missing:
             return True
-        cost, blocks_by_sm = run.cost, run.blocks_by_sm
-        room = {}
+        cost, blocks_by_sm, layout = run.cost, run.blocks_by_sm, run.layout
         some = self._owners or run.exclusive or run.cleared
+        if missing == 1 and not run.present and not some:
+            sm = min(self.sms, key=_used)
+            if sm.used + cost <= SM_CAPACITY and sm.blocks < MAX_SLOTS:
+                self._add(run, sm, 0)  # the usual case for a small job
+                return True
+        room = {}
         for sm in self.sms:
             if some and not self._may_use(sm, run):
                 continue
             fit = min((SM_CAPACITY - sm.used) // cost, MAX_SLOTS - sm.blocks)
             if fit > 0:
                 room[sm] = fit
-        wanted = len(self.sms) if run.sequence.fixed else -(-run.slices // run.sequence.occupancy)
-        uneven = run.sequence.max_occupancy != run.sequence.occupancy and wanted > 1
+        wanted = len(self.sms) if layout.fixed else -(-run.slices // layout.occupancy)
+        uneven = layout.max_occupancy != layout.occupancy and wanted > 1
         free = deque(islice(run.free_indices(), missing))
         while free:
             if room:
@@ -188,20 +185,24 @@ class BlockScheduler:
                 if not room[sm]:
                     del room[sm]
             else:
-                found = self._fragmented_sm(run)
-                if found is None:
+                fragmented = self._fragmented_sm(run)
+                if fragmented is None:
                     return False
-                sm = found
+                sm = fragmented
             index = _take_index(free, sm, blocks_by_sm, wanted) if uneven else free.popleft()
-            block = self._pool.acquire(run.sequence.block_bytes, run.sequence.owner)
-            sm.used += cost
-            sm.blocks += 1
-            run.block_added(block, sm, index)
-            sm.add(block.address, run.address, index)
+            self._add(run, sm, index)
         return True
 
+    def _add(self, run: CPURun, sm: VirtualSM, index: int) -> None:
+        """Add a block of a run to an SM."""
+        block = self._pool.acquire(run.layout.block_bytes, run.layout.owner)
+        sm.used += run.cost
+        sm.blocks += 1
+        run.block_added(block, sm, index)
+        sm.add(block.address, run.address, index)
+
     def _fragmented_sm(self, run: CPURun) -> VirtualSM | None:
-        """An SM for a block that fits on none, if the free capacity of all SMs together is enough.
+        """Return an SM for a block that fits on none, if all SMs' free capacity is enough.
 
         That SM then exceeds its capacity; None if there is not enough.
         """
@@ -219,7 +220,7 @@ class BlockScheduler:
             for address in addresses:
                 block = self._pool.by_address[address]
                 run = block.run
-                assert run is not None
+                assert type(run) is CPURun
                 sm.used -= run.cost
                 sm.blocks -= 1
                 run.block_left(block)

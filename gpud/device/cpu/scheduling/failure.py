@@ -9,21 +9,17 @@ leaves it in the job's record, and `gpud.device.faults` makes the error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.fast_division import coordinates
 from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
 from gpud.device.cpu.abi.layout import HEADER, Failure, Space
 from gpud.device.cpu.abi.records import NONE
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
+from gpud.device.cpu.scheduling.layout import SequenceLayout
 from gpud.device.cpu.scheduling.persistent_block import PersistentBlock, word_of
 from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap
-
-if TYPE_CHECKING:
-    from gpud.device.cpu.scheduling.sequence import CPUSequence
 
 __all__ = ["failure_of"]
 
@@ -52,19 +48,21 @@ _STACK = (
 )
 
 
-def failure_of(block: PersistentBlock, sequence: CPUSequence) -> IllegalAddress | KernelTrap | None:
+def failure_of(
+    block: PersistentBlock, layout: SequenceLayout
+) -> IllegalAddress | KernelTrap | None:
     """Return the error of a job whose ``block`` failed; None if the block was killed."""
-    error, stage = _read(block, "error"), _read(block, "stage")
+    error, number = _read(block, "error"), _read(block, "launch")
     if error == Failure.KILLED:
         return None
-    launched = sequence.launches[stage]
-    launch = stage if len(sequence.launches) > 1 else None
+    launched = layout.launches[number]
+    launch = number if len(layout.launches) > 1 else None
     claim = _claim(block, launched.form, launched.grid)
     place = None if claim is None else coordinates(claim, launched.grid)
     if error == Failure.DEADLOCK:
         return KernelTrap(_DEADLOCK, kernel=launched.name, launch=launch, task_block=place)
     line = _read(block, "error_line")
-    thread = _thread(_read(block, "error_thread"), sequence.block_shapes[stage])
+    thread = _thread(_read(block, "error_thread"), layout.block_shapes[number])
     if error == Failure.STACK:
         return KernelTrap(
             _STACK,
@@ -87,7 +85,7 @@ def failure_of(block: PersistentBlock, sequence: CPUSequence) -> IllegalAddress 
     )
     return error_of(
         record,
-        ReadableRanges(sequence.reach(stage, block.address)),
+        ReadableRanges(layout.reach(number, block.address)),
         kernel=launched.name,
         grid=launched.grid,
         launch=launch,
@@ -97,7 +95,7 @@ def failure_of(block: PersistentBlock, sequence: CPUSequence) -> IllegalAddress 
 
 
 def _read(block: PersistentBlock, name: str) -> int:
-    """A field of the block's record or header, as an unsigned number."""
+    """Return a field of the block's record or header, as an unsigned number."""
     at = word_of(name)
     value: int = block.words[at]
     if name in HEADER and HEADER[name][1] == "i64":
@@ -106,7 +104,7 @@ def _read(block: PersistentBlock, name: str) -> int:
 
 
 def _claim(block: PersistentBlock, form: str, grid: tuple[int, int, int]) -> int | None:
-    """The number of the task block; None if it is unknown."""
+    """Return the number of the task block; None if it is unknown."""
     claim = _read(block, "error_claim")
     if _read(block, "error") not in (Failure.DEADLOCK, Failure.NONE) and claim != cw.NOTHING:
         return claim
@@ -118,7 +116,7 @@ def _claim(block: PersistentBlock, form: str, grid: tuple[int, int, int]) -> int
 
 
 def _thread(number: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The coordinates of a thread from its number, x fastest."""
+    """Return the coordinates of a thread from its number, x fastest."""
     rows, x = divmod(number, block[0])
     z, y = divmod(rows, block[1])
     return x, y, z

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
+from gpud.device.cpu.scheduling.run import CPURun
+from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.errors import GpudError
-
-if TYPE_CHECKING:
-    from gpud.device.cpu.device import CPUDevice
-    from gpud.device.cpu.scheduling.sequence import CPUSequence
 
 __all__ = ["NativeLaunch"]
 
@@ -19,7 +16,7 @@ class NativeLaunch:
     """A running grid; creating the object starts it.
 
     Args:
-        device: the device on which it runs.
+        new_run: `CPUDevice.new_run` of the device on which it runs.
         sequence: a sequence of one launch, of a kernel that is not rewritten.
         on_done: called once, on an SM's thread, when the last block has left.
         cleared: SMs on which none of its blocks may run.
@@ -27,7 +24,7 @@ class NativeLaunch:
 
     def __init__(
         self,
-        device: CPUDevice,
+        new_run: Callable[..., CPURun],
         sequence: CPUSequence,
         on_done: Callable[[NativeLaunch], None] | None,
         cleared: Collection[int] = (),
@@ -35,7 +32,7 @@ class NativeLaunch:
         self._name = sequence.launches[0].name
         self._on_done = on_done
         self._done = threading.Event()
-        self._run = device.new_run(sequence, 0, on_left=lambda: None, on_over=self._over)
+        self._run = new_run(sequence, 0, on_left=lambda: None, on_over=self._over)
         if cleared:
             self._run.clear(cleared)
         self._run.resize(1)
@@ -60,7 +57,7 @@ class NativeLaunch:
         self._run.end()
 
     def kill(self) -> None:
-        """`stop`; running blocks leave at their next kill poll."""
+        """Do `stop`, and have running blocks leave at their next kill poll."""
         self._run.kill()
 
     def _over(self) -> None:
@@ -78,7 +75,7 @@ class NativeLaunch:
         return self._done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> None:
-        """`wait`, then raise what the launch failed with.
+        """Do `wait`, then raise what the launch failed with.
 
         Raises:
             TimeoutError: it is still running after ``timeout`` seconds.

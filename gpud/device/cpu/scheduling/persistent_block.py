@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -11,11 +11,10 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.abi.layout import HEADER, align_up
 from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, CONTROL
 from gpud.device.cpu.program import printf
+from gpud.device.cpu.scheduling.layout import SequenceLayout
+from gpud.device.cpu.sm.virtual_sm import VirtualSM
+from gpud.device.printf import PrintfOutput
 from gpud.device.readable import ReadableRanges
-
-if TYPE_CHECKING:
-    from gpud.device.cpu.scheduling.run import CPURun
-    from gpud.device.cpu.sm.virtual_sm import VirtualSM
 
 __all__ = ["STAYS", "BlockPool", "PersistentBlock", "word_of"]
 
@@ -38,6 +37,13 @@ STAYS = (CONTROL + cw.STAYS) // 4
 """The index in `PersistentBlock.words` of the word that the kernel polls: 0 releases the block."""
 
 
+class Occupant(Protocol):
+    """What a persistent block needs of the run that has it."""
+
+    printed: PrintfOutput
+    layout: SequenceLayout
+
+
 class PersistentBlock:
     """The memory of one persistent block: its record, its header, and what its threads use.
 
@@ -48,7 +54,7 @@ class PersistentBlock:
         sm: the SM that has it now.
         index: its number in the run, `NONE` once it is released.
         owner: the owner of the data in its memory, see
-            `gpud.device.cpu.scheduling.sequence.CPUSequence.owner`.
+            `gpud.device.cpu.scheduling.layout.SequenceLayout.owner`.
         size: bytes from `address` on.
     """
 
@@ -62,7 +68,7 @@ class PersistentBlock:
         start = self.address - BLOCK_BYTES - first
         end = start + (BLOCK_BYTES + size) // 4 * 4
         self.words = self._memory.data[start:end].cast("I")
-        self.run: CPURun | None = None
+        self.run: Occupant | None = None
         self.sm: VirtualSM | None = None
         self.index = 0
         self.owner: object = None
@@ -85,10 +91,10 @@ class PersistentBlock:
             self.run.printed.add(text)
 
     def reach(self) -> ReadableRanges:
-        """The memory that may be read through its threads' pointers: see `gpud.device.readable`."""
+        """Return the memory that may be read through its threads' pointers."""
         if self.run is None:
             return ReadableRanges(())
-        return ReadableRanges(self.run.sequence.reach(self.words[word_of("stage")], self.address))
+        return ReadableRanges(self.run.layout.reach(self.words[word_of("launch")], self.address))
 
 
 class BlockPool:
@@ -109,21 +115,18 @@ class BlockPool:
         self.by_address: dict[int, PersistentBlock] = {}
 
     def acquire(self, size: int, owner: object) -> PersistentBlock:
-        """A block with at least ``size`` bytes from its block's address on.
+        """Return a block with ``size`` bytes from its address on.
 
         Its memory is zero, except for data of the same owner.
         """
-        # Rounded to few sizes, so that jobs can share blocks: at most a fifth is wasted.
-        step = 1 << max(10, size.bit_length() - 3)
-        rounded = align_up(size, step)
-        owners = self._free.get(rounded)
+        owners = self._free.get(size)
         if owners and id(owner) in owners:
             return self._pop(owners, id(owner))
         if owners and self._free_bytes >= _IDLE_BYTES:
             block = self._pop(owners, next(iter(owners)))
             block.clear()
         else:
-            block = PersistentBlock(rounded)
+            block = PersistentBlock(size)
             self.by_address[block.address] = block
         block.owner = owner
         return block

@@ -25,41 +25,55 @@ The block scheduler's lock guards all state: see the sections of the class.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.abi.records import (
-    NONE,
-    RUN,
-    STAGE,
-    STAGE_BYTES,
-    BlockState,
-    ExitReason,
-)
+from gpud.device.cpu.abi.records import LAUNCH, LAUNCH_BYTES, NONE, RUN, BlockState, ExitReason
+from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.cpu.scheduling.failure import failure_of
 from gpud.device.cpu.scheduling.persistent_block import STAYS, PersistentBlock, word_of
 from gpud.device.cpu.scheduling.sequence import CPUSequence
+from gpud.device.cpu.sm.virtual_sm import VirtualSM
 from gpud.device.printf import PrintfOutput
 from gpud.errors import GpudError
 
-if TYPE_CHECKING:
-    from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
-    from gpud.device.cpu.sm.virtual_sm import VirtualSM
-
-__all__ = ["CPURun"]
+__all__ = ["CPURun", "RunScheduler"]
 
 _CURRENT, _SLICES, _STOP, _KILL, _FIRST, _GRID_ID = (
     RUN[name][0] // 4 for name in ("current", "slices", "stop", "kill", "first_ns", "grid_id")
 )
-_NEXT, _DONE = (STAGE[name][0] // 4 for name in ("next", "done"))
-_STAGE_WORDS = STAGE_BYTES // 4
-_INDEX, _STAGE, _STATE, _REASON = map(word_of, ("index", "stage", "state", "reason"))
+_NEXT, _DONE = (LAUNCH[name][0] // 4 for name in ("next", "done"))
+_LAUNCH_WORDS = LAUNCH_BYTES // 4
+_OCCUPANCY = LAUNCH["occupancy"][0] // 4
+_INDEX, _LAUNCH, _STATE, _REASON = map(word_of, ("index", "launch", "state", "reason"))
+
+
+class RunScheduler(Protocol):
+    """What a run needs of the scheduler that places its blocks.
+
+    Attributes:
+        lock: guards all runs.
+        sms: the SMs of the device.
+    """
+
+    lock: threading.RLock
+    sms: list[VirtualSM]
+
+    def check_open(self) -> None:
+        """Raise RuntimeError once the device is closed."""
+
+    def update(self, runs: Collection[CPURun]) -> None:
+        """Place missing blocks after these runs changed, and find those that are over."""
+
+    def notify_over(self) -> None:
+        """Call ``on_over`` of runs that are over. Without the lock."""
 
 
 class CPURun:
-    """One run of a sequence on the device.
+    """One execution of a sequence on the device.
 
     Args:
         scheduler: places its blocks.
@@ -73,6 +87,8 @@ class CPURun:
     Both callbacks are called on an SM's thread or in `resize` and `end`, without any lock.
 
     Attributes:
+        layout: of the sequence.
+        address: address of its `RUN` record.
         kept: blocks that are not released, by index.
         present: number of blocks on SMs.
         blocks_by_sm: how many of them each SM has.
@@ -81,14 +97,21 @@ class CPURun:
         error: what it failed with, or ``None``.
         over: whether it is over: no block is left, and none will start.
         release_ns: the longest release so far.
-        cost: capacity that a block takes of its SM, see
-            `gpud.device.cpu.scheduling.block_scheduler`.
+        cost: capacity that a block takes of its SM, in units of `SM_CAPACITY`.
         cleared: indices of SMs where it must have no blocks.
     """
 
+    __slots__ = (
+        "__weakref__", "_allotted", "_began_ns", "_ended", "_final", "_first_block_ns", "_launches",
+        "_moving", "_records", "_released", "_released_ns", "_scheduler", "_words", "address",
+        "blocks_by_sm", "cleared", "cost", "error", "exclusive", "kept", "layout", "number",
+        "on_left", "on_over", "over", "present", "printed", "priority", "release_ns", "sequence",
+        "slices",
+    )  # fmt: skip
+
     def __init__(
         self,
-        scheduler: BlockScheduler,
+        scheduler: RunScheduler,
         sequence: CPUSequence,
         priority: int,
         number: int,
@@ -98,6 +121,7 @@ class CPURun:
     ) -> None:
         self._scheduler = scheduler
         self.sequence = sequence
+        self.layout = layout = sequence.layout
         self.number = number
         self.priority = priority
         self.on_left = on_left
@@ -111,22 +135,22 @@ class CPURun:
         self.over = False
         self._first_block_ns = 0
         self.release_ns = 0
-        self.cost = scheduler.cost(sequence)
+        self.cost = SM_CAPACITY // layout.max_occupancy
         self.exclusive = exclusive
-        self.cleared: frozenset[int] = frozenset()
+        self.cleared: frozenset[int] = _NOWHERE
         self._ended = False
-        self._final = (0, 0, sequence.total)
+        self._final = (0, 0, layout.total)
         self._allotted = 0
         self._released: dict[int, PersistentBlock] = {}
-        self._moving: set[int] = set()  # released blocks that are to be replaced, by block
+        self._moving: set[int] = set()  # released blocks that are to be replaced, by address
         self._released_ns = 0
         self._began_ns = 0
-        self._records = sequence.acquire_records()
-        self.address = self._records.address
-        self._words = self._records.words
-        self._words[_GRID_ID] = number & NONE
-        self._words[_GRID_ID + 1] = number >> 32
-        self._stages = sequence.stages_at // 4
+        self._records = records = sequence.acquire_records()
+        self.address = records.address
+        self._words = words = records.words
+        words[_GRID_ID] = number & NONE
+        words[_GRID_ID + 1] = number >> 32
+        self._launches = layout.launches_at // 4
 
     # -- the interface of `gpud.device.interface.Run`
 
@@ -172,59 +196,48 @@ class CPURun:
         self._scheduler.notify_over()
 
     def kill(self) -> None:
-        """`end`; blocks with kill polls leave in the middle of their task block."""
+        """Do `end`, and have blocks with kill polls leave in the middle of their task block."""
         with self._scheduler.lock:
             if not self.over:
                 self._words[_KILL] = 1
                 # The word that kernels poll, one for each launch.
-                for stage in range(len(self.sequence.totals)):
-                    self._words[self._stages + stage * _STAGE_WORDS + cw.KILL // 4] = 1
+                for launch in range(len(self.layout.totals)):
+                    self._words[self._launches + launch * _LAUNCH_WORDS + cw.KILL // 4] = 1
         self.end()
 
     @property
     def progress(self) -> tuple[int, int, int]:
         """(claimed, done, total) task blocks of all launches."""
+        if self.over:  # it does not change any more: the lock would be for nothing
+            return self._final
         with self._scheduler.lock:
-            if self.over:
-                return self._final
-            sequence, stage = self.sequence, self._words[_CURRENT]
-            # Read done before claimed, so that done never exceeds it.
-            done = self._words[self._stages + stage * _STAGE_WORDS + _DONE]
-            claimed = self._claimed(stage)
-            before = sequence.blocks_before[stage]
-            return before + claimed, before + min(done, claimed), sequence.total
+            return self._progress()
 
     @property
     def complete(self) -> bool:
         """Whether every task block is done."""
-        return self.progress[1] == self.sequence.total
+        return self.progress[1] == self.layout.total
 
     @property
     def first_block_ns(self) -> int:
         """Time from the first `resize` to the first task block; 0: none has begun."""
+        if self.over:
+            return self._first_block_ns
         with self._scheduler.lock:
-            if self.over:
-                return self._first_block_ns
-            first = self._words[_FIRST] | self._words[_FIRST + 1] << 32
-            return max(0, first - self._began_ns)  # 0 also while only half of it is written
+            return self._until_first_block()
 
     @property
     def exhausted(self) -> bool:
         """Whether `held` can only fall: the last launch is all claimed, or the run has ended."""
         with self._scheduler.lock:
-            if self.over or self._words[_STOP]:
-                return True
-            last = len(self.sequence.totals) - 1
-            return (
-                self._words[_CURRENT] == last and self._claimed(last) == self.sequence.totals[last]
-            )
+            return self.over or self._is_exhausted()
 
     @property
     def held(self) -> int:
         """Slices that its blocks occupy or will occupy, rounded up."""
         with self._scheduler.lock:
             blocks = self.present + self.missing
-        return -(-blocks * self.sequence.occupancy // self.sequence.max_occupancy)
+        return -(-blocks * self.layout.occupancy // self.layout.max_occupancy)
 
     @property
     def output(self) -> bytes:
@@ -240,43 +253,67 @@ class CPURun:
         blocks, kept = self._allotted, len(self.kept) + len(self._moving)
         if kept >= blocks or self.over or self._words[_STOP]:
             return 0
-        sequence, stage = self.sequence, self._words[_CURRENT]
-        if not self.slices and not sequence.fixed_stages[stage]:
+        layout, launch = self.layout, self._words[_CURRENT]
+        if not self.slices and not layout.fixed_launches[launch]:
             return 0
-        if stage + 1 == len(sequence.totals):
-            return min(blocks - kept, sequence.totals[stage] - self._claimed(stage))
+        if launch + 1 == len(layout.totals):
+            return min(blocks - kept, layout.totals[launch] - self._claimed(launch))
         # Only low indices count: a launch with a small M runs on few blocks.
-        useful = min(blocks, sequence.largest[stage])
+        useful = min(blocks, layout.largest[launch])
         return min(blocks - kept, useful - sum(index < useful for index in self.kept))
 
-    def _claimed(self, stage: int) -> int:
-        at = self._stages + stage * _STAGE_WORDS
-        return min(self._words[at + _NEXT], self.sequence.totals[stage])
+    def _claimed(self, launch: int) -> int:
+        at = self._launches + launch * _LAUNCH_WORDS
+        return min(self._words[at + _NEXT], self.layout.totals[launch])
+
+    def _progress(self) -> tuple[int, int, int]:
+        if self.over:
+            return self._final
+        layout, words = self.layout, self._words
+        launch = words[_CURRENT]
+        # Read done before claimed, so that done never exceeds it.
+        done = words[self._launches + launch * _LAUNCH_WORDS + _DONE]
+        claimed = self._claimed(launch)
+        before = layout.blocks_before[launch]
+        return before + claimed, before + min(done, claimed), layout.total
+
+    def _until_first_block(self) -> int:
+        if self.over:
+            return self._first_block_ns
+        first = self._words[_FIRST] | self._words[_FIRST + 1] << 32
+        return max(0, first - self._began_ns)  # 0 also while only half of it is written
+
+    def _is_exhausted(self) -> bool:
+        words, totals = self._words, self.layout.totals
+        if words[_STOP]:
+            return True
+        last = len(totals) - 1
+        return words[_CURRENT] == last and self._claimed(last) == totals[last]
 
     def _resize(self, slices: int) -> None:
         if not self._began_ns:
             self._began_ns = time.monotonic_ns()
-        sequence = self.sequence
+        layout = self.layout
         self.slices = slices
         blocks = 0
         if slices:
-            blocks = max(slices * sequence.max_occupancy // sequence.occupancy, sequence.fixed)
+            blocks = max(slices * layout.max_occupancy // layout.occupancy, layout.fixed)
         elif self._is_fixed():
             # A launch in form whole runs to its end; its blocks leave by themselves after it.
-            blocks = sequence.fixed
+            blocks = layout.fixed
         self._words[_SLICES] = slices
-        self._allotted = min(blocks, sequence.largest[0])
+        self._allotted = min(blocks, layout.largest[0])
         if len(self.kept) > self._allotted:
             self._release(len(self.kept) - self._allotted)
         elif self._released and len(self.kept) < self._allotted:
             self._keep_released()
-        if sequence.max_occupancy != sequence.occupancy:
+        if layout.max_occupancy != layout.occupancy:
             self._set_limits()
 
     def _is_fixed(self) -> bool:
-        """Whether a launch in form whole has begun."""
-        stage = self._words[_CURRENT]
-        return self.sequence.fixed_stages[stage] and self._claimed(stage) > 0
+        """Return whether a launch in form whole has begun."""
+        launch = self._words[_CURRENT]
+        return self.layout.fixed_launches[launch] and self._claimed(launch) > 0
 
     def _stop(self) -> None:
         self._words[_STOP] = 1
@@ -348,19 +385,18 @@ class CPURun:
         self.kept[index] = block
 
     def _set_limits(self) -> None:
-        """Where launches differ in M: set for each block whether its launch has room for it."""
-        sequence, words = self.sequence, self._words
-        occupancy_at = STAGE["occupancy"][0] // 4
+        """Set for each block whether its launch has room for it, where launches differ in M."""
+        layout, words = self.layout, self._words
         for block in self.kept.values():
-            stage = block.words[_STAGE]
-            if stage == NONE:
+            launch = block.words[_LAUNCH]
+            if launch == NONE:
                 continue
-            mine = words[self._stages + stage * _STAGE_WORDS + occupancy_at]
-            within = (block.index + 1) * sequence.occupancy <= self.slices * mine
+            mine = words[self._launches + launch * _LAUNCH_WORDS + _OCCUPANCY]
+            within = (block.index + 1) * layout.occupancy <= self.slices * mine
             block.words[STAYS] = 1 if within else 0
 
     def free_indices(self) -> Iterator[int]:
-        """Indices that no kept block has, in ascending order; blocks may be added meanwhile."""
+        """Return the indices that no kept block has, ascending; blocks may be added meanwhile."""
         indices = range(self._allotted)
         return (
             (index for index in indices if index not in self.kept) if self.kept else iter(indices)
@@ -401,13 +437,11 @@ class CPURun:
         on_over()
 
     def check_finished(self) -> bool:
-        """Mark the run as over if it is; returns whether it has become so with this call."""
-        if self.over or self.present:
+        """Mark the run as over if it is; return whether it has become so with this call."""
+        if self.over or self.present or not self._is_exhausted():
             return False
-        if not self.exhausted:
-            return False
-        self._first_block_ns = self.first_block_ns
-        self._final = self.progress
+        self._first_block_ns = self._until_first_block()
+        self._final = self._progress()
         self.over = True
         self.sequence.release_records(self._records)
         return True
@@ -416,9 +450,12 @@ class CPURun:
 
     def _fail(self, block: PersistentBlock) -> None:
         if self.error is None:
-            self.error = failure_of(block, self.sequence)
+            self.error = failure_of(block, self.layout)
         self._stop()
 
 
+_NOWHERE: frozenset[int] = frozenset()
+
+
 def _nothing() -> None:
-    """The callback of a run that is over."""
+    """Do nothing: the callback of a run that is over."""

@@ -70,7 +70,7 @@ def wait_for_doorbell(e: Emitter, sm: Record, timeout: str = "null") -> None:
 
 
 def define_wake(ir: IRModule) -> None:
-    """``void @sm_wake(ptr %sm)``: set the doorbell, and wake the SM's thread if it sleeps."""
+    """Define ``void @sm_wake(ptr %sm)``: set the doorbell, wake the SM's thread if it sleeps."""
     e = Emitter(ir, "define void @sm_wake(ptr %sm)")
     sm = Record(e, "%sm", SM)
     sm.store("doorbell", 1, "seq_cst")
@@ -85,7 +85,7 @@ def define_wake(ir: IRModule) -> None:
 
 
 def _futex() -> int:
-    """The number of the system call."""
+    """Return the number of the system call."""
     number = _FUTEX.get(platform.machine())
     if number is None:
         raise RuntimeError(f"the CPU device does not know Linux on {platform.machine()}")

@@ -8,12 +8,12 @@ that blocks have left.
 The loop gives each persistent block of the SM a *turn*, one after the other:
 
 * a block that is in the kernel runs until it is done, yields, polls or fails;
-* an idle one looks for what to run next (``@next_block``): a claim in the current stage or, in
+* an idle one looks for what to run next (``@next_block``): a claim in the current launch or, in
   persistent form, another run of the kernel, which claims for itself.
 
-A stage is over when all its task blocks are done: the persistent block that ran the last one makes
-the next stage current. The others see that in their next turn, and copy the new launch's header and
-parameters into their own memory.
+A launch is over when all its task blocks are done: the persistent block that ran the last one makes
+the next launch current. The others see that in their next turn, and copy the new launch's header
+and parameters into their own memory.
 
 At most one block of a run is in the kernel on an SM, unless that block polls: a block in the middle
 of a task block holds a claim that it must keep, and an OS thread is no faster with several. So a
@@ -28,7 +28,7 @@ their results are discarded, and they may wait for the failed one.
 Properties:
 * a task block stays in its persistent block until it is done, unless its run has failed or was
   killed: started task blocks are never evicted;
-* no task block of a stage begins before all of the previous stage are done;
+* no task block of a launch begins before all of the previous launch are done;
 * while all blocks of a run on an SM poll, another one of the run there begins: a block that
   waits for another one does not wait for ever.
 """
@@ -47,10 +47,10 @@ from gpud.device.cpu.abi.record_access import (
     block_record_of,
     compare,
     header_of,
+    launch_of,
     load,
     offset,
     run_of,
-    stage_of,
     store,
 )
 from gpud.device.cpu.abi.records import (
@@ -102,7 +102,7 @@ class NativeLoop(NamedTuple):
 
 @cache
 def native_loop() -> NativeLoop:
-    """The functions, compiled at the first call."""
+    """Return the functions, compiled at the first call."""
     ir = IRModule()
     define_scheduler(ir)
     ir.declare("declare i32 @sched_yield()")
@@ -168,14 +168,14 @@ def _define_loop(ir: IRModule) -> None:
         e.place(step)
         _step(e, sm, block, at, busy, again)
         e.place(look)
-        found = e.value(f"call i32 @next_block(ptr {block}, i1 false)")
-        _apply_next_block(e, found, block, at, busy, again)
+        what = e.value(f"call i32 @next_block(ptr {block}, i1 false)")
+        _apply_next_block(e, what, block, at, busy, again)
     e.end("unreachable")
     e.finish()
 
 
 def _drain_inbox(e: Emitter, sm: Record) -> None:
-    """The doorbell is set: add the blocks of the inbox, or return if the SM must end."""
+    """Add the blocks of the inbox, as the doorbell is set, or return if the SM must end."""
     e.do(f"atomicrmw xchg ptr {sm.at('doorbell')}, i32 0 seq_cst")
     with e.when(compare(e, "ne", "i32", sm.load("closing", "acquire"), 0)):
         e.end(f"ret i32 {CLOSING}")
@@ -247,8 +247,8 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     e.jump(again)
     e.place(done)
     _end_block(e, block_record, block, busy)
-    found = e.value(f"call i32 @next_block(ptr {block}, i1 true)")
-    _apply_next_block(e, found, block, at, busy, again)
+    what = e.value(f"call i32 @next_block(ptr {block}, i1 true)")
+    _apply_next_block(e, what, block, at, busy, again)
 
 
 def _end_block(e: Emitter, block_record: Record, block: str, busy: str) -> None:
@@ -261,7 +261,7 @@ def _end_block(e: Emitter, block_record: Record, block: str, busy: str) -> None:
 
 
 def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None:
-    """A block failed or was killed: it leaves, and all others of the run must."""
+    """Have a block that failed or was killed leave, and all others of its run after it."""
     block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
     _end_block(e, block_record, block, busy)
     run = run_of(e, block_record)
@@ -274,12 +274,12 @@ def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None
 def _detect_stall(
     e: Emitter, block_record: Record, becomes: Callable[[int], None], was: Callable[[int], str]
 ) -> None:
-    """A block has yielded without polling: find out whether it may be waiting for another one.
+    """Find out whether a block that has yielded without polling may be waiting for another.
 
-    A block may poll with barriers in between; then nothing of its stage is claimed for long.
+    A block may poll with barriers in between; then nothing of its launch is claimed for long.
     """
-    stage = stage_of(e, run_of(e, block_record), block_record.load("stage"))
-    claimed = stage.load("next", "monotonic")
+    launch = launch_of(e, run_of(e, block_record), block_record.load("launch"))
+    claimed = launch.load("next", "monotonic")
     now = e.value("call i64 @now()")
     goes_on, stands, over = e.label("goes_on"), e.label("stands"), e.label("over")
     e.branch(compare(e, "ne", "i32", claimed, block_record.load("claimed")), goes_on, stands)
@@ -318,7 +318,7 @@ def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, aga
 
 
 def _define_leave(ir: IRModule) -> None:
-    """``void @leave(ptr %sm, ptr %b, ptr %at)``: remove the block of slot ``*%at - 1``."""
+    """Define ``void @leave(ptr %sm, ptr %b, ptr %at)``: remove the block of slot ``*%at - 1``."""
     e = Emitter(ir, "define internal void @leave(ptr %sm, ptr %b, ptr %at) nounwind")
     sm = Record(e, "%sm", SM)
     index = e.value(f"sub i32 {load(e, 'i32', '%at')}, 1")
@@ -348,7 +348,7 @@ def _define_add(ir: IRModule) -> None:
     skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {BUSY_COUNT_BYTES}")
     block_record.store("busy_count", offset(e, counts, skip))
     block_record.store("index", "%index", "monotonic")
-    for name in ("stage", "loaded"):
+    for name in ("launch", "loaded"):
         block_record.store(name, NONE)
     block_record.store("state", BlockState.IDLE)
     block_record.store("reason", ExitReason.OVER)

@@ -1,12 +1,12 @@
 """What an idle persistent block runs next, in native code.
 
-``i32 @next_block(ptr %b, i1 %ended)`` counts the task block that has ended, makes the next stage
-current if it was the last of its stage, and gives the persistent block its next task block if there
-is one. Before its first task block of a stage, a persistent block copies the launch's header and
-parameters into its own memory.
+``i32 @next_block(ptr %b, i1 %ended)`` counts the task block that has ended, makes the next launch
+current if it was the last of its launch, and gives the persistent block its next task block if
+there is one. Before its first task block of a launch, a persistent block copies the launch's header
+and parameters into its own memory.
 
 Properties:
-* no task block of a stage begins before all of the previous stage are done;
+* no task block of a launch begins before all of the previous launch are done;
 * a persistent block that was released, or whose run has stopped, gets no further task block.
 """
 
@@ -19,13 +19,13 @@ from gpud.device.cpu.abi.record_access import (
     block_record_of,
     compare,
     header_of,
+    launch_of,
     load,
     offset,
     run_of,
-    stage_of,
     store,
 )
-from gpud.device.cpu.abi.records import CONTROL, NONE, STAGE, STATUS, ClaimMode
+from gpud.device.cpu.abi.records import CONTROL, LAUNCH, NONE, STATUS, ClaimMode
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["LEAVE", "START", "WAIT", "define_next_block"]
@@ -56,7 +56,7 @@ def _define_now(ir: IRModule) -> None:
 
 
 def _define_next_block(ir: IRModule) -> None:
-    """``i32 @next_block(ptr %b, i1 %ended)``: what the idle persistent block ``%b`` runs next.
+    """Define ``i32 @next_block(ptr %b, i1 %ended)``: what the idle block ``%b`` runs next.
 
     ``%ended``: it has just ended a task block.
     """
@@ -68,25 +68,27 @@ def _define_next_block(ir: IRModule) -> None:
     with e.loop() as (again, _):
         wait, leave = e.label("wait"), e.label("leave")
         current = run.load("current", "acquire")
-        stage = stage_of(e, run, current)
-        _leave_if_told(e, block_record, run, stage, leave)
-        claimed = e.value(f"icmp uge i32 {stage.load('next', 'monotonic')}, {stage.load('total')}")
+        launch = launch_of(e, run, current)
+        _leave_if_told(e, block_record, run, launch, leave)
+        claimed = e.value(
+            f"icmp uge i32 {launch.load('next', 'monotonic')}, {launch.load('total')}"
+        )
         left, none = e.label("left"), e.label("none")
         e.branch(claimed, none, left)
         e.place(none)
-        # After the last stage nothing is left; after any other there is more to come.
+        # After the last launch nothing is left; after any other there is more to come.
         following = e.value(f"add i32 {current}, 1")
-        e.branch(compare(e, "eq", "i32", following, run.load("stages")), leave, wait)
+        e.branch(compare(e, "eq", "i32", following, run.load("launches")), leave, wait)
         e.place(left)
         active = e.label("active")
-        e.branch(_is_active(e, block_record, run, stage), active, wait)
+        e.branch(_is_active(e, block_record, run, launch), active, wait)
         e.place(active)
         alone = e.label("alone")
         e.branch(
             compare(e, "eq", "i32", load(e, "i32", block_record.load("busy_count")), 0), alone, wait
         )
         e.place(alone)
-        begun = e.value(f"call i1 @begin(ptr %b, ptr {stage.pointer}, i32 {current})")
+        begun = e.value(f"call i1 @begin(ptr %b, ptr {launch.pointer}, i32 {current})")
         start = e.label("start")
         e.branch(begun, start, again)
         e.place(start)
@@ -100,15 +102,15 @@ def _define_next_block(ir: IRModule) -> None:
 
 
 def _count_and_publish(e: Emitter, block_record: Record, run: Record) -> None:
-    """Count the task block that has ended; if it was the stage's last, make the next current."""
-    number = block_record.load("stage")
-    stage = stage_of(e, run, number)
-    with e.when(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.LOOP)):
-        e.do(f"atomicrmw add ptr {stage.at('done')}, i32 1 acq_rel")
+    """Count the task block that has ended; if it was the launch's last, make the next current."""
+    number = block_record.load("launch")
+    launch = launch_of(e, run, number)
+    with e.when(compare(e, "eq", "i32", launch.load("mode"), ClaimMode.LOOP)):
+        e.do(f"atomicrmw add ptr {launch.at('done')}, i32 1 acq_rel")
     e.do("fence acq_rel")
-    with e.when(compare(e, "eq", "i32", stage.load("done", "acquire"), stage.load("total"))):
+    with e.when(compare(e, "eq", "i32", launch.load("done", "acquire"), launch.load("total"))):
         following = e.value(f"add i32 {number}, 1")
-        with e.when(compare(e, "ult", "i32", following, run.load("stages"))):
+        with e.when(compare(e, "ult", "i32", following, run.load("launches"))):
             # Several blocks may see that it is over; only the first one's exchange succeeds.
             e.do(
                 f"cmpxchg ptr {run.at('current')}, i32 {number}, i32 {following} acq_rel monotonic"
@@ -116,7 +118,7 @@ def _count_and_publish(e: Emitter, block_record: Record, run: Record) -> None:
 
 
 def _leave_if_told(
-    e: Emitter, block_record: Record, run: Record, stage: Record, leave: str
+    e: Emitter, block_record: Record, run: Record, launch: Record, leave: str
 ) -> None:
     """Go to ``leave`` if the run has stopped, or has no slice for this block any more."""
     stays, asked, fits = e.label("stays"), e.label("asked"), e.label("fits")
@@ -124,9 +126,9 @@ def _leave_if_told(
     released = compare(e, "eq", "i32", block_record.load("index", "monotonic"), NONE)
     e.branch(e.value(f"or i1 {stop}, {released}"), leave, asked)
     e.place(asked)
-    # A stage in form whole that has begun runs to its end, whatever slices the run has now.
-    fixed = compare(e, "ne", "i32", stage.load("fixed"), 0)
-    begun = compare(e, "ne", "i32", stage.load("next", "monotonic"), 0)
+    # A launch in form whole that has begun runs to its end, whatever slices the run has now.
+    fixed = compare(e, "ne", "i32", launch.load("fixed"), 0)
+    begun = compare(e, "ne", "i32", launch.load("next", "monotonic"), 0)
     e.branch(e.value(f"and i1 {fixed}, {begun}"), stays, fits)
     e.place(fits)
     some = compare(e, "ne", "i32", run.load("slices", "monotonic"), 0)
@@ -138,7 +140,7 @@ def _leave_if_told(
 
 
 def _within(e: Emitter, block_record: Record, run: Record, occupancy: str) -> str:
-    """Whether ``slices * occupancy // M`` persistent blocks include this one."""
+    """Return whether ``slices * occupancy // M`` persistent blocks include this one."""
     one = e.value(f"zext i32 {block_record.load('index', 'monotonic')} to i64")
     least = e.value(f"add i64 {one}, 1")
     m = e.value(f"zext i32 {run.load('occupancy')} to i64")
@@ -153,31 +155,31 @@ def _within(e: Emitter, block_record: Record, run: Record, occupancy: str) -> st
     )
 
 
-def _is_active(e: Emitter, block_record: Record, run: Record, stage: Record) -> str:
-    within = _within(e, block_record, run, stage.load("occupancy"))
-    return e.value(f"or i1 {within}, {compare(e, 'ne', 'i32', stage.load('fixed'), 0)}")
+def _is_active(e: Emitter, block_record: Record, run: Record, launch: Record) -> str:
+    within = _within(e, block_record, run, launch.load("occupancy"))
+    return e.value(f"or i1 {within}, {compare(e, 'ne', 'i32', launch.load('fixed'), 0)}")
 
 
 def _define_begin(ir: IRModule) -> None:
-    """``i1 @begin(ptr %b, ptr %stage, i32 %number)``: begin a block; false: there is none here."""
-    e = Emitter(ir, "define internal i1 @begin(ptr %b, ptr %stage, i32 %number) nounwind")
+    """Define ``i1 @begin(ptr %b, ptr %launch, i32 %number)``: begin a task block, if any."""
+    e = Emitter(ir, "define internal i1 @begin(ptr %b, ptr %launch, i32 %number) nounwind")
     block_record, header = block_record_of(e), header_of(e)
     run = run_of(e, block_record)
-    stage = Record(e, "%stage", STAGE)
-    block_record.store("stage", "%number")
+    launch = Record(e, "%launch", LAUNCH)
+    block_record.store("launch", "%number")
     with e.when(compare(e, "ne", "i32", block_record.load("loaded"), "%number")):
-        _load_stage(e, block_record, run, stage, header)
+        _load_launch(e, block_record, run, launch, header)
     again = e.label("again")
     by_kernel, by_loop, ready = e.label("by_kernel"), e.label("by_loop"), e.label("ready")
     stays = offset(e, block_record.pointer, CONTROL + cw.STAYS)
-    e.branch(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.KERNEL), by_kernel, by_loop)
+    e.branch(compare(e, "eq", "i32", launch.load("mode"), ClaimMode.KERNEL), by_kernel, by_loop)
     e.place(by_kernel)
     # A release writes the index before this word: write and read them in the opposite order here.
     store(e, "i32", 1, stays, "seq_cst")
     e.do("fence seq_cst")
     kept = compare(e, "ne", "i32", block_record.load("index", "seq_cst"), NONE)
     goes_on = compare(e, "eq", "i32", run.load("stop", "seq_cst"), 0)
-    active = e.value(f"and i1 {_is_active(e, block_record, run, stage)}, {goes_on}")
+    active = e.value(f"and i1 {_is_active(e, block_record, run, launch)}, {goes_on}")
     first = e.label("first")
     e.branch(e.value(f"and i1 {active}, {kept}"), first, again)
     e.place(first)
@@ -185,17 +187,17 @@ def _define_begin(ir: IRModule) -> None:
         header.store(f"ctaid_{axis}", 0)
     e.jump(ready)
     e.place(by_loop)
-    number = e.value(f"atomicrmw add ptr {stage.at('next')}, i32 1 monotonic")
+    number = e.value(f"atomicrmw add ptr {launch.at('next')}, i32 1 monotonic")
     mine = e.label("mine")
-    e.branch(compare(e, "ult", "i32", number, stage.load("total")), mine, again)
+    e.branch(compare(e, "ult", "i32", number, launch.load("total")), mine, again)
     e.place(mine)
-    _place_block(e, header, stage, number)
+    _place_block(e, header, launch, number)
     e.jump(ready)
     e.place(ready)
     now = e.value("call i64 @now()")
     with e.when(compare(e, "eq", "i64", run.load("first_ns", "monotonic"), 0)):
         run.store("first_ns", now, "monotonic")
-    block_record.store("claimed", stage.load("next", "monotonic"))
+    block_record.store("claimed", launch.load("next", "monotonic"))
     block_record.store("since", now)
     header.store("setup", Setup.STATES)
     e.end("ret i1 true")
@@ -204,35 +206,33 @@ def _define_begin(ir: IRModule) -> None:
     e.finish()
 
 
-def _load_stage(
-    e: Emitter, block_record: Record, run: Record, stage: Record, header: Record
+def _load_launch(
+    e: Emitter, block_record: Record, run: Record, launch: Record, header: Record
 ) -> None:
-    """Make the block's header, parameters and launch record those of a stage."""
+    """Make the block's header, parameters and control words those of a launch."""
 
     def place(name: str) -> str:
-        return offset(e, "%b", e.value(f"zext i32 {stage.load(name)} to i64"))
+        return offset(e, "%b", e.value(f"zext i32 {launch.load(name)} to i64"))
 
     def copy(target: str, source: str, size: object) -> None:
         e.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)")
 
-    def pointer(name: str) -> str:
-        return e.value(f"inttoptr i64 {stage.load(name)} to ptr")
-
     block_record.store("loaded", "%number")
-    copy("%b", pointer("template"), TEMPLATE_BYTES)
+    copy("%b", e.value(f"inttoptr i64 {launch.load('template')} to ptr"), TEMPLATE_BYTES)
     params = place("params_at")
-    copy(params, pointer("params"), e.value(f"zext i32 {stage.load('params_bytes')} to i64"))
+    given = offset(e, run.pointer, launch.load("params"))
+    copy(params, given, e.value(f"zext i32 {launch.load('params_bytes')} to i64"))
     header.store("params", params)
     header.store("shared", place("shared_at"))
     header.store("locals", place("locals_at"))
     number = e.value("zext i32 %number to i64")
     header.store("grid_id", e.value(f"add i64 {run.load('grid_id')}, {number}"))
     control = offset(e, block_record.pointer, CONTROL)
-    at = stage.load("control_at")
+    at = launch.load("control_at")
     with e.when(compare(e, "ne", "i32", at, NONE)):
         hidden = offset(e, params, e.value(f"zext i32 {at} to i64"))
         store(e, "ptr", control, hidden)
-    store(e, "ptr", stage.pointer, offset(e, control, cw.JOB))
+    store(e, "ptr", launch.pointer, offset(e, control, cw.JOB))
     status = offset(e, block_record.pointer, STATUS)
     store(e, "ptr", status, offset(e, control, cw.STATUS))
     store(e, "i32", 1, offset(e, status, cw.LIVE))
@@ -240,16 +240,16 @@ def _load_stage(
     store(e, "i32", 0, offset(e, control, cw.NAMED))  # no SM is named: blocks leave one by one
 
 
-def _place_block(e: Emitter, header: Record, stage: Record, number: str) -> None:
+def _place_block(e: Emitter, header: Record, launch: Record, number: str) -> None:
     """Set the coordinates of raw block ``number``."""
-    width = stage.load("width")
+    width = launch.load("width")
     # A grid of one row needs no division, and divisions take longer than the rest of this.
     row, rows_, placed = e.label("row"), e.label("rows"), e.label("placed")
     e.branch(compare(e, "ult", "i32", number, width), row, rows_)
     e.place(row)
     e.jump(placed)
     e.place(rows_)
-    height = stage.load("height")
+    height = launch.load("height")
     rest = e.value(f"urem i32 {number}, {width}")
     rows = e.value(f"udiv i32 {number}, {width}")
     lower = e.value(f"urem i32 {rows}, {height}")

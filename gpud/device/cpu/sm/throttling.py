@@ -41,7 +41,7 @@ def end_throttled_turn(e: Emitter, sm: Record) -> None:
 
 
 def define_may_run_released(ir: IRModule) -> None:
-    """``i1 @may_run_released(ptr %sm, ptr %b)``: whether a released block gets a turn now."""
+    """Define ``i1 @may_run_released(ptr %sm, ptr %b)``: whether a released block has a turn."""
     e = Emitter(ir, "define internal i1 @may_run_released(ptr %sm, ptr %b) nounwind")
     sm, own = Record(e, "%sm", SM), block_record_of(e).load("run")
     slots = offset(e, "%sm", SM_SLOTS)

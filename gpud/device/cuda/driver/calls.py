@@ -130,7 +130,7 @@ class Driver:
         return tuple(values) if values else None
 
     def is_over(self, event: Any) -> bool:
-        """Whether everything on its stream before ``event`` has completed.
+        """Return whether everything on its stream before ``event`` has completed.
 
         Raises:
             DeviceLost: it failed, and the context with it.
@@ -146,7 +146,7 @@ class Driver:
         raise self._error("cuEventQuery", status)
 
     def attribute(self, device: Any, name: str) -> int:
-        """A device's attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""
+        """Return a device's attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""
         which = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", which, device))
 
@@ -162,7 +162,7 @@ class Driver:
 
 
 def _unknown(function: str, error: KeyError | ValueError) -> Exception:
-    """The error for a status that the bindings, which look its name up, do not know.
+    """Return the error for a status that the bindings, which look its name up, do not know.
 
     It may be a sticky one of a newer driver. Bindings 13.0 raise KeyError then, 12.9 and 13.5
     ValueError.

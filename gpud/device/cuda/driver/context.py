@@ -23,7 +23,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from gpud.device.cuda.driver.calls import Driver
+import numpy as np
+
+from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.device.cuda.driver.machine_code import MachineCode
 from gpud.device.cuda.driver.watchdog import DriverWatchdog
 from gpud.errors import InvalidArgument
@@ -110,7 +112,7 @@ class Context:
         return int(self.driver.call("cuDeviceTotalMem", self.device))
 
     def free_bytes(self) -> int:
-        """How much device memory is free now."""
+        """Return how much device memory is free now."""
         free, _ = self.enter().call("cuMemGetInfo")
         return int(free)
 
@@ -130,6 +132,15 @@ class Context:
         """Copy from device memory to host memory."""
         if size:
             self.enter().call("cuMemcpyDtoH", target, address, size)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read device memory; return no bytes if it cannot be read."""
+        copy = np.empty(size, np.uint8)
+        try:
+            self.copy_out(copy.ctypes.data, address, size)
+        except DriverError:
+            return b""
+        return copy.tobytes()
 
     def fill(self, address: int, byte: int, size: int) -> None:
         """Set bytes of device memory; every later launch sees it."""

@@ -37,7 +37,7 @@ class MachineCode:
         self._bytes = 0
 
     def of(self, driver: Driver, text: str) -> bytes | None:
-        """The machine code of a program in PTX; None if the linker rejects it.
+        """Return the machine code of a program in PTX; None if the linker rejects it.
 
         Args:
             driver: entered.
@@ -45,12 +45,12 @@ class MachineCode:
         """
         key = hashlib.sha256(text.encode()).digest()
         with self._lock:
-            found = self._kept.get(key)
-        if found is None:
-            found = _linked(driver, text)
-            if found is not None:
-                self._keep(key, found)
-        return found
+            code = self._kept.get(key)
+        if code is None:
+            code = _linked(driver, text)
+            if code is not None:
+                self._keep(key, code)
+        return code
 
     def _keep(self, key: bytes, code: bytes) -> None:
         with self._lock:

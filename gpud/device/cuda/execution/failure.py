@@ -6,22 +6,21 @@ program's variables and from the session's arena.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpud.compiler.abi.fault_record import fault_of
+from gpud.device.cuda.driver.context import Context
+from gpud.device.cuda.launch.sequence import CUDASequence
+from gpud.device.cuda.memory.arenas import Arenas
 from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import GpudError, InternalError
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.execution.run import CUDARun
-
 __all__ = ["failure_of"]
 
 
-def failure_of(record: bytes, run: CUDARun, stage: int) -> GpudError | None:
-    """The error for a job record; None if it records no failure."""
-    sequence = run.sequence
+def failure_of(
+    record: bytes, sequence: CUDASequence, stage: int, context: Context, arenas: Arenas
+) -> GpudError | None:
+    """Return the error for a job record; None if it records no failure."""
     launched = sequence.launches[stage]
     try:
         fault = fault_of(record)
@@ -31,11 +30,11 @@ def failure_of(record: bytes, run: CUDARun, stage: int) -> GpudError | None:
         )
     if fault is None:
         return None
-    device, module = sequence.device, sequence.stages[stage].kernel.module
-    ranges = (*module.ranges(), *device.arenas.ranges(module.arena))
+    module = sequence.stages[stage].kernel.module
+    ranges = (*module.ranges(), *arenas.ranges(module.arena))
     return error_of(
         fault,
-        ReadableRanges(ranges, device.read),
+        ReadableRanges(ranges, context.read),
         kernel=launched.name,
         grid=launched.grid,
         launch=stage if len(sequence.launches) > 1 else None,

@@ -33,18 +33,16 @@ The device's lock guards all of it.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpud.device.cuda.driver.calls import DriverError
+from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.tracker import RunTracker
-from gpud.device.cuda.launch.run_records import RunRecords
+from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import PendingBlocks
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import GpudError
-
-if TYPE_CHECKING:
-    from gpud.device.cuda.device import CUDADevice
 
 __all__ = ["Launcher"]
 
@@ -66,7 +64,7 @@ class Launcher:
     Its methods raise `GpudError` or `DriverError`; earlier launches continue.
 
     Args:
-        device: that the run uses.
+        device: what the run knows of its device.
         sequence: that is run.
         tracker: that is given each launch.
         urgent: whether its streams have the highest priority.
@@ -78,14 +76,14 @@ class Launcher:
 
     def __init__(
         self,
-        device: CUDADevice,
+        device: RunContext,
         sequence: CUDASequence,
         tracker: RunTracker,
         urgent: bool,
         partition: GreenContext | None,
     ) -> None:
         self._device = device
-        self._launches = device.launches
+        self._launches = device.resources.launches
         self._sequence = sequence
         self._tracker = tracker
         self._urgent = urgent
@@ -99,7 +97,9 @@ class Launcher:
         """Begin with the due stage; nothing of the run is on the device."""
         tracker = self._tracker
         if tracker.records is None:
-            tracker.records = RunRecords(self._device, self._sequence, self._urgent, self._place)
+            tracker.records = CUDARunRecords(
+                self._device.resources, self._sequence, self._urgent, self._place
+            )
             tracker.records.bar(self._barred)
         self._next = tracker.due
         began_ns = time.monotonic_ns()
@@ -112,7 +112,7 @@ class Launcher:
     def advance(self, slices: int) -> None:
         """Queue following stages if few are left, and `adjust`; something is on the device."""
         tracker = self._tracker
-        more = not self._device.context.watchdog.stuck
+        more = not self._device.resources.context.watchdog.stuck
         if more and len(tracker.main) <= _TOP_UP and not tracker.stalled and tracker.main:
             self._queue_more(slices)
         self.adjust(slices)
@@ -134,7 +134,7 @@ class Launcher:
             rest[launch.stage] = share - min(staying + self._launches.relocating(launch), share)
         if lowered:
             tracker.released()
-        waits = self._can_reach_barred or self._device.context.watchdog.stuck
+        waits = self._can_reach_barred or self._device.resources.context.watchdog.stuck
         missing = 0 if waits else rest.get(now, 0)
         if missing and not tracker.all_claimed(now):
             self._help(now, missing + self._retire_smallest_helper())
@@ -174,7 +174,7 @@ class Launcher:
         stages, due = self._sequence.stages, self._tracker.due
         hosted = due < len(stages) and stages[due].form != "persistent"
         kept_out = hosted and not self._urgent and bool(self._device.watcher.compaction.barred)
-        return made and not kept_out and len(self._barred) < self._device.sms
+        return made and not kept_out and len(self._barred) < self._device.resources.sms
 
     @property
     def pending(self) -> PendingBlocks | None:
@@ -188,11 +188,13 @@ class Launcher:
         if not blocks or tracker.all_claimed(now):
             return None
         place, occupancy = here[0].place, self._sequence.stages[now].occupancy
-        sms, count = (None, self._device.sms) if place is None else (place.numbers, place.sms)
+        sms, count = (
+            (None, self._device.resources.sms) if place is None else (place.numbers, place.sms)
+        )
         return PendingBlocks(blocks, occupancy, here, sms, count * occupancy)
 
     def occupied_slices(self, slices: int, *, stopping: bool) -> int:
-        """Slices that blocks occupy or will occupy, rounded up.
+        """Return how many slices blocks occupy or will occupy, rounded up.
 
         Args:
             slices: what the run is given.
@@ -246,7 +248,7 @@ class Launcher:
         return self._next < len(stages) and stages[self._next].form == "persistent"
 
     def _outlasts(self, stage: int, slices: int) -> bool:
-        """Whether the rest of the window may finish before the watcher polls again.
+        """Return whether the rest of the window may finish before the watcher polls again.
 
         Its sleep doubles while nothing changes, up to about the time that the stage takes.
         """

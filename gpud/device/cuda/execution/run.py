@@ -19,21 +19,19 @@ The device's lock guards all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.execution.failure import failure_of
 from gpud.device.cuda.execution.launcher import Launcher
+from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.tracker import RunTracker
 from gpud.device.cuda.launch.output import printed_text
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, PendingBlocks, SMUsage
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import GpudError, InternalError
-
-if TYPE_CHECKING:
-    from gpud.device.cuda.device import CUDADevice
 
 __all__ = ["CUDARun"]
 
@@ -42,7 +40,7 @@ class CUDARun:
     """One execution of a sequence; see `gpud.device.interface.Run`.
 
     Args:
-        device: that it runs on.
+        device: what it knows of the device that it runs on.
         sequence: that it runs.
         priority: more than 0: its streams have the highest priority.
         on_left: called after blocks have left, unless the run is over.
@@ -60,7 +58,7 @@ class CUDARun:
 
     def __init__(
         self,
-        device: CUDADevice,
+        device: RunContext,
         sequence: CUDASequence,
         priority: int,
         on_left: Callable[[], None],
@@ -73,7 +71,7 @@ class CUDARun:
         self._on_over = on_over
         self._partition = partition
         self.urgent = priority > 0
-        self._tracker = RunTracker(device.launches, sequence, self.urgent)
+        self._tracker = RunTracker(device.resources.launches, sequence, self.urgent)
         self._launcher = Launcher(device, sequence, self._tracker, self.urgent, partition)
         self.slices = 0
         self.error: GpudError | None = None
@@ -98,7 +96,7 @@ class CUDARun:
                 self.slices = slices
                 self._tracker.requested()
                 self._attempt(self._apply_slices)
-        self._device.wake()
+        self._device.watcher.notify()
 
     def clear(self, sms: Collection[int]) -> None:
         """Keep blocks off these SMs from now on; while any SM is cleared the run does not grow.
@@ -111,7 +109,7 @@ class CUDARun:
             if not self.over and not self._ended:
                 self._launcher.cleared = frozenset(sms)
                 self._attempt(self._update_bars)
-        self._device.wake()
+        self._device.watcher.notify()
 
     def end(self) -> None:
         """Release all blocks and begin nothing more; it is over when the last block has left."""
@@ -119,16 +117,16 @@ class CUDARun:
             if not self.over:
                 self._ended = True
                 self._attempt(self._stop)
-        self._device.wake()
+        self._device.watcher.notify()
 
     def kill(self) -> None:
-        """`end`, and have blocks with kill polls leave in the middle of their task block."""
+        """Do `end`, and have blocks with kill polls leave in the middle of their task block."""
         with self._device.lock:
             if not self.over:
                 self._ended = True
                 self._attempt(self._stop)
                 self._attempt(self._kill)
-        self._device.wake()
+        self._device.watcher.notify()
 
     @property
     def output(self) -> bytes:
@@ -188,7 +186,7 @@ class CUDARun:
     @property
     def pending(self) -> PendingBlocks | None:
         """Blocks of the current stage that have not begun; None: there are none."""
-        if self.over or self._stopping or self._device.context.watchdog.stuck:
+        if self.over or self._stopping or self._device.resources.context.watchdog.stuck:
             return None  # the driver could not be called for it
         return self._launcher.pending
 
@@ -221,13 +219,13 @@ class CUDARun:
         return True if changed is None else bool(changed)
 
     def lose(self, error: GpudError) -> None:
-        """The device is lost, with all launches: be over with this error."""
+        """Be over with this error: the device is lost, with all launches."""
         if not self.over:
             self.error = error
             self.over = True
             if self._tracker.records is not None:
                 self._printed = self._tracker.records.printed
-            self._device.defer(self._notify_over)
+            self._device.watcher.defer(self._notify_over)
 
     # -- running
 
@@ -260,7 +258,7 @@ class CUDARun:
     @property
     def _may_begin(self) -> bool:
         """Whether it may begin now; if not, the watcher tries again."""
-        stuck = self._device.context.watchdog.stuck
+        stuck = self._device.resources.context.watchdog.stuck
         return bool(self._usable) and not stuck and self._launcher.has_room
 
     def _apply_slices(self) -> None:
@@ -305,17 +303,18 @@ class CUDARun:
             self._launcher.advance(self._usable)
         changed |= tracker.count()
         if changed and not self.over:
-            self._device.defer(self._notify_left)
+            self._device.watcher.defer(self._notify_left)
         return changed
 
     def _drained(self) -> None:
-        """Nothing is on the device: the job record is final. Finish, or begin the rest."""
+        """Finish, or begin the rest: nothing is on the device, and the job record is final."""
         tracker = self._tracker
         tracker.stalled = False
         records = tracker.on_device
         now, record = records.current, records.record(records.current)
         if self.error is None:
-            self.error = failure_of(record, self, now)
+            context, arenas = self._device.resources.context, self._device.arenas
+            self.error = failure_of(record, self.sequence, now, context, arenas)
         tracker.drained(record, stopping=self._stopping)
         if self._stopping or tracker.due == len(self.sequence.stages):
             self._finish()
@@ -323,7 +322,7 @@ class CUDARun:
             self._apply_slices()
 
     def _finish(self) -> None:
-        """Nothing is on the device and nothing will be: keep the results and be over."""
+        """Keep the results and be over: nothing is on the device and nothing will be."""
         if self.over:
             return
         tracker = self._tracker
@@ -345,7 +344,7 @@ class CUDARun:
         self.over = True
         if self._partition is not None:
             self._device.give_partition(self._partition)
-        self._device.defer(self._notify_over)
+        self._device.watcher.defer(self._notify_over)
 
     def _notify_over(self) -> None:
         """Call ``on_over``, the last callback."""
@@ -360,4 +359,4 @@ class CUDARun:
 
 
 def _no_callback() -> None:
-    """Replaces the callbacks of a run that is over."""
+    """Do nothing: the callback of a run that is over."""

@@ -28,7 +28,7 @@ import numpy as np
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.execution.block_timer import BlockTimer
 from gpud.device.cuda.launch.active_launches import ActiveLaunch, ActiveLaunches
-from gpud.device.cuda.launch.run_records import RunRecords
+from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, SMUsage
 from gpud.errors import InternalError
@@ -61,7 +61,7 @@ class RunTracker:
         self._launches = launches
         self._sequence = sequence
         self._urgent = urgent
-        self.records: RunRecords | None = None
+        self.records: CUDARunRecords | None = None
         self.main: deque[ActiveLaunch] = deque()
         self.helpers: list[ActiveLaunch] = []
         self.due = 0
@@ -83,7 +83,7 @@ class RunTracker:
         return (*self.main, *self.helpers)
 
     @property
-    def on_device(self) -> RunRecords:
+    def on_device(self) -> CUDARunRecords:
         """The run's words and records; call only while it has some."""
         assert self.records is not None
         return self.records
@@ -91,11 +91,11 @@ class RunTracker:
     # -- recording
 
     def requested(self) -> None:
-        """The scheduler wants blocks: start the time to the first task block."""
+        """Start the time to the first task block: the scheduler wants blocks."""
         self._requested_ns = self._requested_ns or time.monotonic_ns()
 
     def began(self, began_ns: int) -> None:
-        """The due stage was launched at ``began_ns`` or later, on an idle device."""
+        """Record that the due stage was launched, at ``began_ns`` or later, on an idle device."""
         self._live_blocks = self._count_live()
         self._block_timer.begin(began_ns, self.due, sum(one.count for one in self.of(self.due)))
 
@@ -105,11 +105,11 @@ class RunTracker:
         self._live_blocks += launch.count
 
     def released(self) -> None:
-        """Limits were lowered: start the release time."""
+        """Start the release time: limits were lowered."""
         self._releasing_ns = self._releasing_ns or time.monotonic_ns()
 
     def ended(self) -> None:
-        """Nothing is on the device and nothing will be: stop the release time."""
+        """Stop the release time: nothing is on the device and nothing will be."""
         self._releasing_ns = 0
 
     # -- polling
@@ -146,7 +146,7 @@ class RunTracker:
         return left
 
     def drained(self, record: bytes, *, stopping: bool) -> None:
-        """Nothing is on the device: find the due stage.
+        """Find the due stage: nothing is on the device.
 
         Args:
             record: the job record of the current stage, which is final.
@@ -202,7 +202,7 @@ class RunTracker:
         return before + claimed, before + min(int(words[_DONE]), claimed), sequence.total
 
     def all_claimed(self, stage: int) -> bool:
-        """Whether all task blocks of a begun stage are claimed; may report it late.
+        """Return whether all task blocks of a begun stage are claimed; may report it late.
 
         A block that was not told to release leaves only if it finds nothing to claim. A block that
         began on a barred SM leaves untold, too: for launches with such blocks the job record
@@ -222,11 +222,11 @@ class RunTracker:
         return True
 
     def of(self, stage: int) -> list[ActiveLaunch]:
-        """The launches of a stage."""
+        """Return the launches of a stage."""
         return [one for one in self.launches if one.stage == stage]
 
     def leaving(self, *, exhausted: bool) -> bool:
-        """Whether blocks of begun stages are resident that were told to release.
+        """Return whether blocks of begun stages are resident that were told to release.
 
         Blocks that have not begun do not count: they may be waiting for the room of others.
 
@@ -276,7 +276,7 @@ class RunTracker:
             self._releasing_ns = 0
 
     def _still_leaving(self, *, exhausted: bool = False) -> int:
-        """How many blocks of begun stages have not left: the released ones; ``exhausted``: all."""
+        """Return how many released blocks of begun stages are left; ``exhausted``: how many."""
         if self.records is None:
             return 0
         now = self.records.current

@@ -20,41 +20,60 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from gpud.device.cuda.driver.semaphore import Semaphore
-from gpud.device.cuda.placement.compaction import Compaction
+from gpud.device.cuda.launch.sequence import CUDASequence
+from gpud.device.cuda.placement.compaction import Compaction, PlacedRun
 from gpud.errors import DeviceLost, GpudError
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.execution.run import CUDARun
-
-__all__ = ["Watcher"]
+__all__ = ["WatchedRun", "Watcher"]
 
 _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 2e-3
 
 
+class WatchedRun(PlacedRun, Protocol):
+    """What the watcher, and who asks it for runs, needs of a run."""
+
+    sequence: CUDASequence
+
+    def poll(self) -> bool:
+        """Detect what has changed on the device; return whether anything has."""
+
+    def update_placement(self) -> None:
+        """React to a change of partitions or barred SMs, or begin after waiting."""
+
+    def reconsider(self) -> None:
+        """Apply the number of slices again, as the session was quiesced or resumed."""
+
+    def end(self) -> None:
+        """Release all blocks and begin nothing more."""
+
+    def lose(self, error: GpudError) -> None:
+        """Be over with this error: the device is lost."""
+
+
 class Watcher:
-    """Polls the runs that have launches on the device.
+    """Polls the runs that have launches on the device, and makes their callbacks.
 
     Args:
         lock: the device's.
-        run_deferred: makes the callbacks that are to be made without the lock.
 
     Attributes:
         semaphore: a post ends the thread's sleep.
         compaction: makes room for online blocks.
     """
 
-    def __init__(self, lock: threading.RLock, run_deferred: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
-        self._run_deferred = run_deferred
+        self._deferred: deque[Callable[[], None]] = deque()
         self.semaphore = Semaphore()
         self.compaction = Compaction()
-        self._runs: dict[CUDARun, None] = {}
-        self._waiting: dict[CUDARun, None] = {}
+        self._runs: dict[WatchedRun, None] = {}
+        self._waiting: dict[WatchedRun, None] = {}
         self._pause = _SHORTEST_S
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -64,24 +83,24 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def add(self, run: CUDARun) -> None:
+    def add(self, run: WatchedRun) -> None:
         """Poll a run, which has launches now. With the lock."""
         self._runs[run] = None
 
-    def remove(self, run: CUDARun) -> None:
+    def remove(self, run: WatchedRun) -> None:
         """Stop polling a run, whose launches are over. With the lock."""
         self._runs.pop(run, None)
 
-    def add_waiting(self, run: CUDARun) -> None:
+    def add_waiting(self, run: WatchedRun) -> None:
         """Have a run without launches begin as soon as it may. With the lock."""
         self._waiting[run] = None
 
-    def is_waiting(self, run: CUDARun) -> bool:
-        """Whether a run waits until it may begin. With the lock."""
+    def is_waiting(self, run: WatchedRun) -> bool:
+        """Return whether a run waits until it may begin. With the lock."""
         return run in self._waiting
 
     @property
-    def runs(self) -> tuple[CUDARun, ...]:
+    def runs(self) -> tuple[WatchedRun, ...]:
         """The runs that have launches on the device. With the lock."""
         return tuple(self._runs)
 
@@ -94,6 +113,24 @@ class Watcher:
         """Poll again soon, because of a change. With or without the lock."""
         self._pause = _SHORTEST_S
         self.semaphore.post()
+
+    def defer(self, call: Callable[[], None]) -> None:
+        """Queue ``call`` for the next `run_deferred`, without the lock. With the lock."""
+        self._deferred.append(call)
+
+    def run_deferred(self) -> None:
+        """Call what `defer` queued. Without the lock."""
+        while self._deferred:
+            try:
+                call = self._deferred.popleft()
+            except IndexError:  # another thread has it
+                return
+            call()
+
+    def notify(self) -> None:
+        """Make the deferred calls and poll soon, after a change. Without the lock."""
+        self.run_deferred()
+        self.wake()
 
     def poll(self) -> float | None:
         """Poll every run once; how long to sleep, in seconds, None: until a post.
@@ -121,7 +158,7 @@ class Watcher:
             else:
                 self._pause = min(2 * self._pause, _LONGEST_S)
             pause = self._pause if self._runs or self._waiting else None
-        self._run_deferred()
+        self.run_deferred()
         return pause
 
     def update_placement(self) -> None:
@@ -143,7 +180,7 @@ class Watcher:
             self._thread.join()
 
     def _lose(self, error: GpudError) -> None:
-        """The context is lost: fail every run."""
+        """Fail every run: the context is lost."""
         for run in (*self._waiting, *self._runs):
             run.lose(error)
         self._runs.clear()
@@ -162,7 +199,7 @@ class Watcher:
 
 
 def _as_loss(error: Exception) -> DeviceLost:
-    """The error that ends the device host: no other thread polls launches."""
+    """Return the error that ends the device host: no other thread polls launches."""
     if isinstance(error, DeviceLost):
         return error
     trace = "".join(traceback.format_exception(error)).strip()

@@ -128,7 +128,7 @@ class ActiveLaunches:
             self.give_event(self._made_event())
 
     def take_stream(self, urgent: bool, place: GreenContext | None = None) -> Any:
-        """An idle stream.
+        """Return an idle stream.
 
         Args:
             urgent: whether it has the highest priority.
@@ -142,7 +142,7 @@ class ActiveLaunches:
         self._streams.setdefault((place, urgent), []).append(stream)
 
     def take_event(self) -> Any:
-        """An event; until it is recorded it has the state of its last use."""
+        """Return an event; until it is recorded it has the state of its last use."""
         return self._events.pop() if self._events else self._made_event()
 
     def give_event(self, event: Any) -> None:
@@ -235,7 +235,7 @@ class ActiveLaunches:
             raise DeviceLost(f"the end of a launch cannot be waited for: {error}") from error
 
     def is_over(self, launch: ActiveLaunch) -> bool:
-        """Whether the launch is over."""
+        """Return whether the launch is over."""
         return self._context.enter().is_over(launch.event)
 
     def poll_placement(self, launches: Iterable[ActiveLaunch]) -> None:
@@ -245,22 +245,22 @@ class ActiveLaunches:
                 launch.order.poll()
 
     def live(self, launch: ActiveLaunch) -> int:
-        """How many blocks have not left, including those that have not begun."""
+        """Return how many blocks have not left, including those that have not begun."""
         if launch.order is None or launch.slot is None:
             return launch.count
         return launch.slot.live
 
     def has_begun(self, launch: ActiveLaunch) -> bool:
-        """Whether its first block has begun; without a launch record, whether it is over."""
+        """Return whether its first block has begun; without a launch record, whether it is over."""
         begun = launch.slot is not None and launch.slot.begun
         return begun or self.is_over(launch)
 
     def staying(self, launch: ActiveLaunch) -> int:
-        """How many of its blocks can stay: resident or coming ones that are not told to release."""
+        """Return how many of its blocks can stay: those that are not told to release."""
         return min(launch.limit, self.live(launch)) if launch.untold_exits else launch.limit
 
     def relocating(self, launch: ActiveLaunch) -> int:
-        """How many of its blocks have still to leave because they are on a barred SM."""
+        """Return how many of its blocks have still to leave because they are on a barred SM."""
         return min(launch.cleared, max(0, self.live(launch) - launch.limit))
 
     def bar(self, launch: ActiveLaunch, bitmap: int, sms: Collection[int]) -> None:

@@ -68,7 +68,7 @@ class OutputBuffers:
 
 
 def _is_unused(buffer: MappedBlock) -> bool:
-    """Whether the buffer has no entry and has dropped none."""
+    """Return whether the buffer has no entry and has dropped none."""
     return not buffer.words[: BUFFER_HEAD_BYTES // 4 + 1].any()
 
 
@@ -81,7 +81,7 @@ def read(buffer: MappedBlock) -> tuple[bytes, bytes]:
 
 
 def printed_text(buffer: bytes, before: bytes) -> bytes:
-    """The text of all calls in a buffer; arguments as `read` returns them."""
+    """Return the text of all calls in a buffer; arguments as `read` returns them."""
     printed = PrintfOutput()
     for call in calls(buffer, before):
         printed.add(format_printf(call.format, _RecordedArguments(call)))
@@ -99,11 +99,11 @@ class _RecordedArguments:
         self._call = call
 
     def value(self, offset: int, size: int) -> bytes | None:
-        """``size`` bytes of the arguments."""
-        found = self._call.values[offset : offset + size]
-        return found if len(found) == size else None
+        """Return ``size`` bytes of the arguments."""
+        value = self._call.values[offset : offset + size]
+        return value if len(value) == size else None
 
     def text(self, offset: int, address: int, most: int | None) -> bytes | None:
-        """The string that the kernel read at ``address``."""
-        found = self._call.texts.get(offset)
-        return found if most is None or found is None else found[:most]
+        """Return the string that the kernel read at ``address``."""
+        text = self._call.texts.get(offset)
+        return text if most is None or text is None else text[:most]

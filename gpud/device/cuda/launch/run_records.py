@@ -1,7 +1,7 @@
 """Device-side records of one run of a sequence: stream, run words, job records, output buffer.
 
 Job records are initialised by a copy on the run's own stream, so that no launch there precedes it
-and no thread waits for it; a launch on another stream waits for it, see `RunRecords.wait_on`.
+and no thread waits for it; a launch on another stream waits for it, see `CUDARunRecords.wait_on`.
 Behind them are a bitmap of the SMs that are barred to the run (`gpud.compiler.abi.control_words`)
 and, if a kernel of the sequence prints, the output record (`gpud.compiler.abi.print_buffer`). Run
 words are those of `gpud.device.cuda.launch.gate`.
@@ -10,7 +10,7 @@ A run can move to a stream of another place (`gpud.device.cuda.placement.partiti
 old stream continues there, and the new stream waits for it.
 
 Properties:
-* a `RunRecords` that could not be created holds no resources;
+* a `CUDARunRecords` that could not be created holds no resources;
 * its resources are reused only when nothing on its streams can access them, and records only after
   what is written to them on the device's control stream.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,21 +28,19 @@ from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES, output_record
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.launch import gate
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
+from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import DeviceLost
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.device import CUDADevice
-
-__all__ = ["RunRecords"]
+__all__ = ["CUDARunRecords"]
 
 
-class RunRecords:
+class CUDARunRecords:
     """Records and words of one run. Under the device's lock.
 
     Args:
-        device: that the run uses.
+        device: what the run launches with.
         sequence: whose image initialises the records; kept alive by the caller.
         urgent: whether its stream has the highest priority.
         place: where its launches run; None: anywhere.
@@ -56,7 +54,7 @@ class RunRecords:
 
     def __init__(
         self,
-        device: CUDADevice,
+        device: LaunchResources,
         sequence: CUDASequence,
         urgent: bool,
         place: GreenContext | None = None,
@@ -161,15 +159,15 @@ class RunRecords:
         driver.call("cuStreamWaitEvent", stream, self._ready, 0)
 
     def job(self, stage: int) -> int:
-        """Address of a stage's job record."""
+        """Return the address of a stage's job record."""
         address: int = self._records.address
         return address + cw.JOB_BYTES * stage
 
     def record(self, stage: int, size: int = cw.JOB_BYTES) -> bytes:
-        """The first ``size`` bytes of a stage's job record, as they are now."""
-        found = np.empty(size, np.uint8)
-        self._device.context.copy_out(found.ctypes.data, self.job(stage), size)
-        return found.tobytes()
+        """Return the first ``size`` bytes of a stage's job record, as they are now."""
+        record = np.empty(size, np.uint8)
+        self._device.context.copy_out(record.ctypes.data, self.job(stage), size)
+        return record.tobytes()
 
     def bar(self, sms: frozenset[int]) -> None:
         """Set the bitmap to these SMs, once the records are initialised; returns at once."""

@@ -18,9 +18,9 @@ Properties:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,26 +28,36 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES
 from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.device.claim_size import choose_claims
+from gpud.device.cuda.launch.output import OutputBuffers
+from gpud.device.cuda.memory.pool import Pool
 from gpud.device.cuda.program.module import CUDAKernel
-from gpud.device.interface import REWRITTEN, Form, LaunchSpec, as_dim3
-from gpud.errors import LaunchConfigError
+from gpud.device.interface import REWRITTEN, Form, LaunchInfo, LaunchSpec, as_dim3
+from gpud.device.launch_checks import (
+    checked_grid,
+    checked_occupancy,
+    checked_parameters,
+    own_parameters,
+)
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.device import CUDADevice
-
-__all__ = ["CUDASequence", "LaunchInfo", "PreparedLaunch"]
+__all__ = ["CUDASequence", "Preparation", "PreparedLaunch"]
 
 Dim3 = tuple[int, int, int]
 
-_GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
+class Preparation(NamedTuple):
+    """What sequences of a device are prepared with.
 
-class LaunchInfo(NamedTuple):
-    """A stage as users see it: the kernel's name, the form and the user's grid."""
+    Attributes:
+        sms: how many it has.
+        host_blocks: memory for the initial records.
+        output_buffers: for the output of kernels that print.
+        occupancy: `gpud.device.cuda.device.CUDADevice.occupancy`.
+    """
 
-    name: str
-    form: str
-    grid: Dim3
+    sms: int
+    host_blocks: Pool
+    output_buffers: OutputBuffers
+    occupancy: Callable[[CUDAKernel, Dim3, int], int]
 
 
 class PreparedLaunch(NamedTuple):
@@ -80,7 +90,6 @@ class CUDASequence:
     """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
 
     Attributes:
-        device: that it was prepared for.
         launches: each stage as users see it.
         stages: what is launched.
         before: task blocks of all stages before each.
@@ -94,11 +103,11 @@ class CUDASequence:
     """
 
     def __init__(
-        self, device: CUDADevice, specs: Sequence[LaunchSpec], occupancy: int | None = None
+        self, device: Preparation, specs: Sequence[LaunchSpec], occupancy: int | None = None
     ) -> None:
         if not specs:
             raise ValueError("a job has one launch or more")
-        self.device = device
+        self._sms = device.sms
         self._parameters = _Parameters(specs)
         self.stages = [
             _stage(device, spec, self._parameters.pointers(index))
@@ -109,12 +118,7 @@ class CUDASequence:
             for stage in self.stages
         )
         measured = [stage.occupancy for stage in self.stages]
-        self.occupancy = min(measured) if occupancy is None else occupancy
-        if not 1 <= self.occupancy <= min(measured):
-            raise ValueError(
-                f"M of a job is between 1 and the least of its launches', {min(measured)}, not "
-                f"{self.occupancy}"
-            )
+        self.occupancy = checked_occupancy(measured, occupancy)
         totals = [stage.total for stage in self.stages]
         self.arenas = frozenset(
             stage.kernel.module.arena[0] for stage in self.stages if stage.kernel.module.arena
@@ -148,13 +152,13 @@ class CUDASequence:
         self.image: int = block.address
 
     def blocks(self, stage: int, slices: int) -> int:
-        """How many blocks a stage has with ``slices`` slices of the job."""
+        """Return how many blocks a stage has with ``slices`` slices of the job."""
         return min(
             slices * self.stages[stage].occupancy // self.occupancy, self.stages[stage].total
         )
 
     def slices_of(self, stage: int, blocks: int) -> int:
-        """How many slices of the job ``blocks`` blocks of a stage occupy, rounded up."""
+        """Return how many slices of the job ``blocks`` blocks of a stage occupy, rounded up."""
         return -(-blocks * self.occupancy // self.stages[stage].occupancy)
 
     def takes_ns(self, stage: int, slices: int) -> float:
@@ -167,7 +171,7 @@ class CUDASequence:
         )
 
     def later_slices(self, stage: int, slices: int) -> int:
-        """How many of ``slices`` the stages after ``stage`` can use."""
+        """Return how many of ``slices`` the stages after ``stage`` can use."""
         return min(slices, self._later_slices[stage])
 
     def tune(self, stage: int) -> None:
@@ -185,11 +189,11 @@ class CUDASequence:
         block_ns = stage.kernel.block_ns.get(stage.block)
         if block_ns is None:
             return cw.ONE_AT_A_TIME
-        most = self.blocks(number, self.device.sms * self.occupancy)
+        most = self.blocks(number, self._sms * self.occupancy)
         return choose_claims(block_ns, stage.total, most)
 
     def parameters(self, stage: int, control: int) -> int:
-        """Address of the pointers to a launch's parameters, with its launch record's address set.
+        """Return the address of the pointers to a launch's parameters, for one launch record.
 
         Only one launch at a time uses them: the driver copies the values.
         """
@@ -214,12 +218,12 @@ class _Parameters:
             first = self._values.ctypes.data + starts[index]
             known = spec.kernel.parameters
             own = known[:-1] if spec.form in REWRITTEN else known
-            found = [first + parameter.offset for parameter in own]
-            found.append(self._controls.ctypes.data + 8 * index)
-            self._pointers.append(np.array(found, np.uint64))
+            pointers = [first + parameter.offset for parameter in own]
+            pointers.append(self._controls.ctypes.data + 8 * index)
+            self._pointers.append(np.array(pointers, np.uint64))
 
     def pointers(self, stage: int) -> int:
-        """Address of a stage's array of pointers."""
+        """Return the address of a stage's array of pointers."""
         return int(self._pointers[stage].ctypes.data)
 
     def set_control(self, stage: int, address: int) -> None:
@@ -227,7 +231,7 @@ class _Parameters:
         self._controls[stage] = address
 
 
-def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> PreparedLaunch:
+def _stage(device: Preparation, spec: LaunchSpec, pointers: int) -> PreparedLaunch:
     """Check a launch and make its stage.
 
     Raises:
@@ -235,29 +239,10 @@ def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> PreparedLaunc
         ValueError: the parameters' size is not the kernel's, or the kernel has no hidden one.
     """
     kernel: CUDAKernel = spec.kernel
-    grid, block = as_dim3("grid", spec.grid), as_dim3("block", spec.block)
+    grid, block = checked_grid(spec), as_dim3("block", spec.block)
     total = grid[0] * grid[1] * grid[2]
-    if total > cw.MAX_TASK_BLOCKS:
-        raise LaunchConfigError(
-            "grid",
-            grid,
-            f"{total} task blocks are over {cw.MAX_TASK_BLOCKS}; split the work into launches",
-            limit=cw.MAX_TASK_BLOCKS,
-        )
-    if spec.form not in ("persistent", "sliced"):
-        for extent, limit in zip(grid, _GRID_LIMITS, strict=True):
-            if extent > limit:
-                raise LaunchConfigError("grid", grid, f"an extent is over {limit}", limit=limit)
-    own = kernel.parameters
-    if spec.form in REWRITTEN:
-        if not own or own[-1].size != 8:
-            raise ValueError(f"{kernel.name} is no rewritten kernel: it has no hidden parameter")
-        own = own[:-1]
-    size = own[-1].offset + own[-1].size if own else 0
-    if len(spec.parameters) != size:
-        raise ValueError(
-            f"{kernel.name} takes {size} bytes of parameters, not {len(spec.parameters)}"
-        )
+    own = own_parameters(kernel, spec.form)
+    checked_parameters(spec, own[-1].offset + own[-1].size if own else 0)
     measured = device.occupancy(kernel, block, spec.shared)
     occupancy = spec.occupancy or measured
     prints = kernel.prints and spec.form in REWRITTEN

@@ -7,9 +7,9 @@ must let none through. The daemon and the client see arrays in a memory file, th
 its own memory.
 
 Approach: the whole range is reserved when the arena is opened. A *prefix* of it, which only grows,
-is backed by memory; bounds checks let programs access this prefix and no more. `Arena.commit` backs
-a part of the range with memory, `Arena.release` says that it is not needed any more; `upload` and
-`download` copy between the file and the device, at the same offset in both
+is backed by memory; bounds checks let programs access this prefix and no more. `CUDAArena.commit`
+backs a part of the range with memory, `CUDAArena.release` says that it is not needed any more;
+`upload` and `download` copy between the file and the device, at the same offset in both
 (`gpud.device.cuda.memory.staging`).
 
 Terms: a *granule* is the unit in which the driver allocates memory (2 MiB and more); a *piece* is a
@@ -49,18 +49,17 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from gpud.device.cuda.driver.calls import DriverError
-from gpud.device.cuda.memory.quiescer import all_runs
-from gpud.device.cuda.memory.virtual_memory import VirtualMemory
+from gpud.device.cuda.driver.context import Context
+from gpud.device.cuda.execution.watcher import WatchedRun
+from gpud.device.cuda.memory.quiescer import Quiescer, all_runs
+from gpud.device.cuda.memory.staging import Staging
+from gpud.device.cuda.memory.virtual_memory import Reserve, VirtualMemory
 from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.execution.run import CUDARun
-    from gpud.device.cuda.memory.arenas import Arenas
-
-__all__ = ["Arena"]
+__all__ = ["CUDAArena"]
 
 _FLOOR_BYTES: Final = 1 << 16
 """The least prefix: checks of accesses subtract some KiB from its size."""
@@ -73,6 +72,23 @@ class Program(Protocol):
         """Have its checks pass the first ``size`` bytes of its arena from the next launch on."""
 
 
+class SharedByArenas(Reserve, Protocol):
+    """What the arenas of a device share: see `gpud.device.cuda.memory.arenas.Arenas`."""
+
+    context: Context
+    quiescer: Quiescer
+    staging: Staging
+
+    def wait_freed(self, freed: int) -> bool:
+        """Wait until more than ``freed`` arenas were freed; False: none will be soon."""
+
+    def retire(self, address: int, free: Callable[[], None]) -> None:
+        """Have the closed arena at ``address`` freed in the background, by calling ``free``."""
+
+    def trim(self) -> None:
+        """Free all spare pieces, if memory is short and nothing is on the device."""
+
+
 @dataclass(slots=True)
 class _Piece:
     """Granules ``[first, last)``, mapped for ``parts`` committed parts."""
@@ -83,11 +99,11 @@ class _Piece:
     handle: Any
 
 
-class Arena:
+class CUDAArena:
     """A reserved range of device addresses and its file. For one thread at a time.
 
     Args:
-        shared: the device's `Arenas`.
+        shared: what the device's arenas share.
         descriptor: of the file; it may be closed afterwards.
         size: bytes, a power of two.
         base: the wanted address of the first byte; 0: the driver chooses.
@@ -101,11 +117,11 @@ class Arena:
         OutOfMemory: no address range is left, or no memory for the arena's first granule and sink.
     """
 
-    def __init__(self, shared: Arenas, descriptor: int, size: int, base: int = 0) -> None:
+    def __init__(self, shared: SharedByArenas, descriptor: int, size: int, base: int = 0) -> None:
         self._shared = shared
         self._context = context = shared.context
         self._staging = shared.staging
-        self._memory = VirtualMemory(context, shared)
+        self._memory = VirtualMemory(context, shared, shared.staging)
         self.size = size
         self._pieces: list[_Piece] = []
         self._sunk: set[int] = set()
@@ -196,7 +212,7 @@ class Arena:
         """Whether any piece is spare."""
         return any(not piece.parts for piece in self._pieces)
 
-    def reclaim(self, most: int, interrupt: Callable[[CUDARun], bool]) -> bool:
+    def reclaim(self, most: int, interrupt: Callable[[WatchedRun], bool]) -> bool:
         """Free spare pieces; whether there were any.
 
         Args:
@@ -226,7 +242,7 @@ class Arena:
         self._staging.download(self.address + offset, self._file, offset, size)
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(address, size) of the prefix, which may be read to report a kernel's failure."""
+        """Return (address, size) of the prefix, which may be read to report a kernel's failure."""
         return ((self.address, self.backed),) if self._end else ()
 
     def close(self) -> None:
@@ -240,7 +256,7 @@ class Arena:
             self._open = False
             self._end = 0
         os.close(self._file)
-        self._shared.retire(self, self._free_all)
+        self._shared.retire(self.address, self._free_all)
 
     # -- pieces
 
@@ -261,7 +277,7 @@ class Arena:
             raise DeviceLost(f"memory of an arena cannot be freed: {error}") from error
 
     def _check(self, offset: int, size: int) -> None:
-        """Raises InvalidArgument if the range is not all committed."""
+        """Raise InvalidArgument if the range is not all committed."""
         first, last = self._granules(offset, size)
         at = first
         for piece in self._pieces:
@@ -380,7 +396,7 @@ class Arena:
             self._sunk.discard(number)
 
     def _place(self, first: int, last: int) -> tuple[int, int]:
-        """Address and size of granules ``[first, last)``."""
+        """Return the address and size of granules ``[first, last)``."""
         return self.address + first * self._granule, (last - first) * self._granule
 
     def _drop(self, piece: _Piece) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.serial_executor import SerialExecutor
-from gpud.device.cuda.memory.arena import Arena
+from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.quiescer import Quiescer, no_runs, offline_runs
 from gpud.device.cuda.memory.staging import Staging
 from gpud.device.cuda.program.module import CUDAModule
@@ -80,21 +80,21 @@ class Arenas:
         self.quiescer = quiescer
         self._idle = idle
         self._executor = SerialExecutor("free arenas", threaded=threaded)
-        self._arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
+        self._arenas: weakref.WeakValueDictionary[int, CUDAArena] = weakref.WeakValueDictionary()
 
-    def open(self, descriptor: int, size: int, base: int = 0) -> Arena:
-        """Reserve a session's range of addresses. See `Arena`."""
+    def open(self, descriptor: int, size: int, base: int = 0) -> CUDAArena:
+        """Reserve a session's range of addresses. See `CUDAArena`."""
         self._executor.check()
-        arena = Arena(self, descriptor, size, base)
+        arena = CUDAArena(self, descriptor, size, base)
         self._arenas[arena.address] = arena
         return arena
 
-    def find(self, reach: Range | None) -> Arena | None:
-        """The open arena with this range, or None."""
+    def find(self, reach: Range | None) -> CUDAArena | None:
+        """Return the open arena with this range, or None."""
         return None if reach is None else self._arenas.get(reach[0])
 
     def ranges(self, reach: Range | None) -> tuple[Range, ...]:
-        """(address, size) of the backed part of the arena with this range."""
+        """Return (address, size) of the backed part of the arena with this range."""
         opened = self.find(reach)
         return () if opened is None else opened.ranges()
 
@@ -111,9 +111,9 @@ class Arenas:
 
     # -- for arenas
 
-    def retire(self, arena: Arena, free: Callable[[], None]) -> None:
-        """Have a closed arena freed in the background, by calling ``free``."""
-        self._arenas.pop(arena.address, None)
+    def retire(self, address: int, free: Callable[[], None]) -> None:
+        """Have the closed arena at ``address`` freed in the background, by calling ``free``."""
+        self._arenas.pop(address, None)
         self._executor.put(free)
 
     @property
@@ -134,7 +134,7 @@ class Arenas:
         )
 
     def refusal_limit(self) -> str:
-        """The limit to name when memory is refused, see `gpud.errors.OutOfMemory`."""
+        """Return the limit to name when memory is refused, see `gpud.errors.OutOfMemory`."""
         kept = self._executor.pending or any(
             arena.has_spare for arena in list(self._arenas.values())
         )

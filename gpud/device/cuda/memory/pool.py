@@ -37,7 +37,7 @@ _SLAB_BYTES = 1 << 20
 def out_of_memory(
     context: Context, error: DriverError, size: int, limit: str = "device"
 ) -> Exception:
-    """The exception for ``size`` bytes that the driver refused with ``error``."""
+    """Return the exception for ``size`` bytes that the driver refused with ``error``."""
     if error.status != "OUT_OF_MEMORY":
         return error
     return OutOfMemory(size, context.free_bytes(), limit=limit)
@@ -73,7 +73,7 @@ class MappedBlock:
         self.words: npt.NDArray[np.uint32] = whole.view(np.uint32)
 
     def part(self, offset: int, size: int) -> MappedBlock:
-        """A part of it, which must not be freed; offset and size are multiples of 256."""
+        """Return a part of it, which must not be freed; offset and size are multiples of 256."""
         made = object.__new__(MappedBlock)
         made._context, made.size, made.address = self._context, size, self.address + offset
         made.view = self.view[offset : offset + size]
@@ -106,7 +106,7 @@ class DeviceBlock:
             raise out_of_memory(context, error, size) from error
 
     def part(self, offset: int, size: int) -> DeviceBlock:
-        """A part of it, which must not be freed."""
+        """Return a part of it, which must not be freed."""
         made = object.__new__(DeviceBlock)
         made._context, made.size, made.address = self._context, size, self.address + offset
         return made

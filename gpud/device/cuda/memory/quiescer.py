@@ -27,13 +27,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gpud.device.cuda.execution.watcher import Watcher
-
-if TYPE_CHECKING:
-    from gpud.device.cuda.execution.run import CUDARun
-    from gpud.device.cuda.launch.sequence import CUDASequence
+from gpud.device.cuda.execution.watcher import WatchedRun, Watcher
+from gpud.device.cuda.launch.sequence import CUDASequence
 
 __all__ = ["TIMEOUT_S", "Quiescer", "all_runs", "no_runs", "offline_runs"]
 
@@ -49,17 +46,17 @@ _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 2e-3
 
 
-def no_runs(_: CUDARun) -> bool:
+def no_runs(_: WatchedRun) -> bool:
     """Interrupt no run."""
     return False
 
 
-def offline_runs(run: CUDARun) -> bool:
+def offline_runs(run: WatchedRun) -> bool:
     """Interrupt offline runs: another session's shortage must not delay online ones."""
     return not run.urgent
 
 
-def all_runs(_: CUDARun) -> bool:
+def all_runs(_: WatchedRun) -> bool:
     """Interrupt every run, because its own session needs the memory."""
     return True
 
@@ -72,30 +69,28 @@ class Quiescer:
     Args:
         lock: the device's.
         watcher: has the runs that are on the device.
-        wake: see `gpud.device.cuda.device.CUDADevice.wake`.
 
     Attributes:
         sleep, clock: `time.sleep` and `time.monotonic`; tests replace them.
     """
 
-    def __init__(self, lock: threading.RLock, watcher: Watcher, wake: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.RLock, watcher: Watcher) -> None:
         self._lock = lock
         self._watcher = watcher
-        self._wake = wake
         self._quiesced: int | None = None
         self._retry_after: dict[int, float] = {}  # until when, by arena
         self.sleep: Callable[[float], None] = time.sleep
         self.clock: Callable[[], float] = time.monotonic
 
     def is_quiesced(self, sequence: CUDASequence) -> bool:
-        """Whether a sequence belongs to a quiesced session, so that it may have no blocks.
+        """Return whether a sequence belongs to a quiesced session, so that it may have no blocks.
 
         With the lock.
         """
         return self._quiesced is not None and self._quiesced in sequence.arenas
 
     @contextmanager
-    def quiesce(self, arena: int, interrupt: Callable[[CUDARun], bool]) -> Iterator[bool]:
+    def quiesce(self, arena: int, interrupt: Callable[[WatchedRun], bool]) -> Iterator[bool]:
         """Context manager; yields whether no kernel of the session is on the device while it lasts.
 
         Args:
@@ -107,7 +102,7 @@ class Quiescer:
         finally:
             self._resume()
 
-    def _quiesce(self, arena: int, interrupt: Callable[[CUDARun], bool]) -> bool:
+    def _quiesce(self, arena: int, interrupt: Callable[[WatchedRun], bool]) -> bool:
         with self._lock:
             running = self._running(arena)
             if running and self.clock() < self._retry_after.get(arena, 0):
@@ -120,7 +115,7 @@ class Quiescer:
                 run.reconsider()
         end, pause = self.clock() + TIMEOUT_S, _SHORTEST_S
         while running:
-            self._wake()
+            self._watcher.notify()
             with self._lock:
                 running = self._running(arena)
             if running:
@@ -136,7 +131,7 @@ class Quiescer:
             arena, self._quiesced = self._quiesced, None
             for run in () if arena is None else self._running(arena):
                 run.reconsider()
-        self._wake()
+        self._watcher.notify()
 
-    def _running(self, arena: int) -> list[CUDARun]:
+    def _running(self, arena: int) -> list[WatchedRun]:
         return [run for run in self._watcher.runs if arena in run.sequence.arenas]

@@ -111,7 +111,7 @@ class Staging:
         self._close.close()
 
     def _parts(self, size: int) -> Any:
-        """(offset, size, half, its event) of each part of a copy."""
+        """Yield (offset, size, half, its event) of each part of a copy."""
         for index, at in enumerate(range(0, size, _HALF_BYTES)):
             yield at, min(size - at, _HALF_BYTES), *self._halves[index % 2]
 

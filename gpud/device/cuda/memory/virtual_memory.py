@@ -11,17 +11,29 @@ Properties:
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import out_of_memory
+from gpud.device.cuda.memory.staging import Staging
 from gpud.errors import DeviceLost
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.memory.arenas import Arenas
+__all__ = ["Reserve", "VirtualMemory"]
 
-__all__ = ["VirtualMemory"]
+
+class Reserve(Protocol):
+    """Who can find memory when none is left."""
+
+    @property
+    def freed(self) -> int:
+        """How many arenas have been freed: for `find_memory`."""
+
+    def find_memory(self, freed: int) -> bool:
+        """Reclaim memory; return whether there may be more than after ``freed`` arenas."""
+
+    def refusal_limit(self) -> str:
+        """Return the limit to name when memory is refused."""
 
 
 class VirtualMemory:
@@ -29,15 +41,17 @@ class VirtualMemory:
 
     Args:
         context: of the device.
-        shared: reclaims memory when none is left.
+        reserve: finds memory when none is left.
+        staging: zeroes memory.
 
     Attributes:
         size: bytes of a granule.
     """
 
-    def __init__(self, context: Context, shared: Arenas) -> None:
+    def __init__(self, context: Context, reserve: Reserve, staging: Staging) -> None:
         self._context = context
-        self._shared = shared
+        self._reserve = reserve
+        self._staging = staging
         driver = context.enter()
         self._location = _properties(driver.api, context.index)
         kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -49,14 +63,14 @@ class VirtualMemory:
         Raises:
             OutOfMemory: the device has too little left, and none can be reclaimed.
         """
-        driver, shared = self._context.enter(), self._shared
+        driver, reserve = self._context.enter(), self._reserve
         while True:
-            freed = shared.freed
+            freed = reserve.freed
             try:
                 return driver.call("cuMemCreate", size, self._location, 0)
             except DriverError as error:
-                if error.status != "OUT_OF_MEMORY" or not shared.find_memory(freed):
-                    limit = shared.refusal_limit()
+                if error.status != "OUT_OF_MEMORY" or not reserve.find_memory(freed):
+                    limit = reserve.refusal_limit()
                     raise out_of_memory(self._context, error, size, limit) from error
 
     def map(self, handle: Any, address: int, size: int) -> None:
@@ -97,7 +111,7 @@ class VirtualMemory:
             undo.pop_all()
             undo.callback(self._free_scratch, address, size)
             self.allow_access(address, size)
-            self._shared.staging.zero(address, size)
+            self._staging.zero(address, size)
 
     def _free_scratch(self, address: int, size: int) -> None:
         try:
@@ -114,7 +128,7 @@ class VirtualMemory:
 
 
 def _properties(api: Any, device: int) -> Any:
-    """Properties of allocations on the device, not shared with other devices or processes."""
+    """Return properties of allocations on the device, shared with nobody."""
     wanted = api.CUmemAllocationProp()
     wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     location = api.CUmemLocation()

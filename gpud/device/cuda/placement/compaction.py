@@ -34,18 +34,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.abi.control_words import MOST_SMS
+from gpud.device.cuda.launch.active_launches import ActiveLaunch
 
-if TYPE_CHECKING:
-    from gpud.device.cuda.execution.run import CUDARun
-    from gpud.device.cuda.launch.active_launches import ActiveLaunch
-
-__all__ = ["NO_USAGE", "Compaction", "PendingBlocks", "SMUsage"]
+__all__ = ["NO_USAGE", "Compaction", "PendingBlocks", "PlacedRun", "SMUsage"]
 
 _SECONDS: Final = 0.1
 """Twenty times as long as a long task block's 5 ms."""
@@ -81,6 +78,24 @@ class PendingBlocks(NamedTuple):
     most: int
 
 
+class PlacedRun(Protocol):
+    """What compaction needs to know of a run that has launches on the device."""
+
+    urgent: bool
+
+    @property
+    def pending(self) -> PendingBlocks | None:
+        """Blocks of the current launch that have not begun; None: there are none."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether resident blocks are about to leave."""
+
+    @property
+    def sm_usage(self) -> SMUsage:
+        """What its blocks that are to stay take of each SM."""
+
+
 class Compaction:
     """Decides which SMs are barred to offline blocks. Under the device's lock.
 
@@ -96,7 +111,7 @@ class Compaction:
         self._given_up: set[ActiveLaunch] = set()
         self._until = 0.0
 
-    def poll(self, runs: Iterable[CUDARun]) -> bool:
+    def poll(self, runs: Iterable[PlacedRun]) -> bool:
         """Update `barred` for launches with pending blocks; whether it changed, for every run."""
         runs = tuple(runs)
         waiting = [pending for run in runs if run.urgent and (pending := run.pending) is not None]
@@ -140,7 +155,7 @@ class Compaction:
 def _sms_to_bar(
     pending: PendingBlocks, online: SMUsage, offline: SMUsage, *, settled: bool
 ) -> frozenset[int]:
-    """The SMs that offline blocks must leave.
+    """Return the SMs that offline blocks must leave.
 
     Args:
         pending: the blocks that need room.
@@ -160,10 +175,8 @@ def _sms_to_bar(
 
 
 def _blocks_lost(pending: PendingBlocks, shares: SMUsage) -> npt.NDArray[np.int64]:
-    """How many fewer blocks fit on each SM than if it were empty; 0 where they may not begin."""
-    found = (
-        np.ceil(shares * pending.occupancy - _NEARLY).clip(0, pending.occupancy).astype(np.int64)
-    )
+    """Return how many fewer blocks fit on each SM than if it were empty; 0: may not begin."""
+    lost = np.ceil(shares * pending.occupancy - _NEARLY).clip(0, pending.occupancy).astype(np.int64)
     if pending.sms is not None:
-        found[[sm not in pending.sms for sm in range(len(found))]] = 0
-    return found
+        lost[[sm not in pending.sms for sm in range(len(lost))]] = 0
+    return lost

@@ -150,7 +150,7 @@ class GreenContext:
             undo.pop_all()
 
     def stream(self, flags: int, priority: int) -> Any:
-        """A stream, owned by the caller, who destroys it before the place is closed."""
+        """Return a stream, owned by the caller, who destroys it before the place is closed."""
         kept = self._streams.get((flags, priority))
         return kept.pop() if kept else self._new_stream(flags, priority)
 
@@ -296,13 +296,13 @@ class Partitioner:
         return sum(int(self._resources[unit].sm.smCount) for unit in units)
 
     def _place(self, units: frozenset[int]) -> GreenContext:
-        found = self._places.get(units)
-        if found is None:
+        place = self._places.get(units)
+        if place is None:
             numbers = frozenset[int]().union(*(self._numbers[unit] for unit in units))
-            found = self._places[units] = GreenContext(
+            place = self._places[units] = GreenContext(
                 self._context, units, numbers, self._sms(units)
             )
-        return found
+        return place
 
     def _green(self, units: frozenset[int]) -> Any:
         """Make a green context of these units."""
@@ -320,8 +320,8 @@ class Partitioner:
         driver = self._context.driver
         version = int(driver.call("cuDriverGetVersion"))
         if version < _LEAST_CUDA or not hasattr(driver.api, "cuGreenCtxStreamCreate"):
-            found = f"{version // 1000}.{version % 1000 // 10}"
-            return f"that needs a driver and bindings for CUDA 12.5, and the driver is for {found}"
+            own = f"{version // 1000}.{version % 1000 // 10}"
+            return f"that needs a driver and bindings for CUDA 12.5, and the driver is for {own}"
         kind = driver.api.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         whole = driver.call("cuDeviceGetDevResource", self._context.device, kind)
         step, in_all = self._least(whole), int(whole.sm.smCount)
@@ -338,7 +338,7 @@ class Partitioner:
         return ""
 
     def _least(self, whole: Any) -> int:
-        """How many SMs the smallest set has that the driver can separate."""
+        """Return how many SMs the smallest set has that the driver can separate."""
         least = int(getattr(whole.sm, "minSmPartitionSize", 0))
         aligned = int(getattr(whole.sm, "smCoscheduledAlignment", 0))
         if least:
@@ -389,9 +389,9 @@ class Partitioner:
             shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
             driver.call("cuLaunchKernel", kernel, *shape, stream, int(pointers.ctypes.data), 0)
             driver.call("cuStreamSynchronize", stream)
-        found = np.zeros(cw.MOST_SMS + 1, np.uint32)
-        context.copy_out(found.ctypes.data, words + _SEEN_AT, found.nbytes)
-        seen = np.flatnonzero(found)
+        counts = np.zeros(cw.MOST_SMS + 1, np.uint32)
+        context.copy_out(counts.ctypes.data, words + _SEEN_AT, counts.nbytes)
+        seen = np.flatnonzero(counts)
         if len(seen) != wanted or seen[-1] >= cw.MOST_SMS:
             return (
                 "which SMs its green contexts have cannot be determined: "

@@ -182,12 +182,12 @@ $end:
 
 def with_own_heap(program: Module) -> Module:
     """Have ``program``, flat and with `HEAP`, use heap functions for ``malloc`` and ``free``."""
-    found = call_graph(program)
-    stem = fresh_stem(found, "gpud_heap_of")
+    graph = call_graph(program)
+    stem = fresh_stem(graph, "gpud_heap_of")
     renamed = {"malloc": Symbol(f"{stem}_take"), "free": Symbol(f"{stem}_give")}
 
     def change(function: Function) -> Function:
-        uses = found.uses.get(function.name)
+        uses = graph.uses.get(function.name)
         if uses is None or not renamed.keys() & uses.calls.keys():
             return function
         return replace(function, body=[_renamed(one, renamed) for one in function.body or ()])

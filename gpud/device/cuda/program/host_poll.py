@@ -79,7 +79,7 @@ def _changed(entry: Function) -> Function:
 
 
 def _reads_order(statement: Statement) -> bool:
-    """Whether the loop reads here whether its block is to release."""
+    """Return whether the loop reads here whether its block is to release."""
     return (
         isinstance(statement, Instruction)
         and statement.opcode.text == "ld.volatile.global.v2.u32"

@@ -200,25 +200,25 @@ class CUDAModule:
         self.checked_arena = arena if ARENA in own else None
 
     def kernel(self, name: str) -> CUDAKernel:
-        """The entry ``name``.
+        """Return the entry ``name``.
 
         Raises:
             KernelNotFound: there is none.
         """
-        found = self._kernels.get(name)
-        if found is None:
+        kernel = self._kernels.get(name)
+        if kernel is None:
             if name not in self._entries:
                 raise KernelNotFound(name, available=tuple(self._entries))
             handle = self.context.enter().call("cuModuleGetFunction", self._handle, name.encode())
             entry = self._entries[name]
-            found = CUDAKernel(self, entry, handle, prints=name in self._printing)
+            kernel = CUDAKernel(self, entry, handle, prints=name in self._printing)
             if is_rewritten(entry):
-                found.share_sms()
-            self._kernels[name] = found
-        return found
+                kernel.share_sms()
+            self._kernels[name] = kernel
+        return kernel
 
     def symbol(self, name: str) -> Any:
-        """The bytes of a ``__device__`` or ``__constant__`` variable: `DeviceBytes`.
+        """Return the bytes of a ``__device__`` or ``__constant__`` variable: `DeviceBytes`.
 
         Raises:
             KeyError: there is no such variable; the message lists the existing ones.
@@ -230,7 +230,7 @@ class CUDAModule:
         return DeviceBytes(self.context, address, self.sizes[name])
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(address, size) of its variables, which may be read to report a kernel's failure."""
+        """Return (address, size) of its variables, which may be read to report a failure."""
         placed = [(self._address(name), size) for name, size in self.sizes.items()]
         return tuple((address, size) for address, size in placed if address and size)
 
@@ -270,7 +270,7 @@ class CUDAModule:
         return block.address, HEAP_BYTES
 
     def _address(self, name: str) -> int | None:
-        """A variable's address; None if the driver has none, because no code uses it."""
+        """Return a variable's address; None if the driver has none, because no code uses it."""
         if name not in self._addresses:
             driver = self.context.enter()
             try:
@@ -321,12 +321,12 @@ class DeviceBytes:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("what lies in device memory is always copied")
-        found = np.empty(self.size, np.uint8)
-        self._context.copy_out(found.ctypes.data, self.address, self.size)
-        return found if dtype is None else found.astype(dtype)
+        values = np.empty(self.size, np.uint8)
+        self._context.copy_out(values.ctypes.data, self.address, self.size)
+        return values if dtype is None else values.astype(dtype)
 
     def tobytes(self) -> bytes:
-        """A copy."""
+        """Return a copy."""
         return self.__array__().tobytes()
 
     def _part(self, part: slice) -> tuple[int, int]:
@@ -337,14 +337,14 @@ class DeviceBytes:
 
 
 def _printing(program: ptx.Module) -> frozenset[str]:
-    """The entries of ``program`` that can reach `gpud.compiler.abi.reserved_names.PRINT`."""
+    """Return the entries of ``program`` that can reach `gpud.compiler.abi.reserved_names.PRINT`."""
     if not any(function.name == PRINT for function in program.functions()):
         return frozenset()
-    found = call_graph(program)
+    graph = call_graph(program)
     return frozenset(
         name
         for name in program.entries()
-        if any(uses.function.name == PRINT for uses in found.closure(name))
+        if any(uses.function.name == PRINT for uses in graph.closure(name))
     )
 
 

@@ -6,39 +6,15 @@ checked here first, so that an error names the one that is broken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from gpud.device.cuda.program.module import CUDAKernel
-from gpud.device.interface import as_dim3
 from gpud.errors import LaunchConfigError
 
-__all__ = ["check_shape", "checked_block", "measured"]
+__all__ = ["check_shape", "measured"]
 
-_BLOCK_LIMITS: Final = (1024, 1024, 64)
 _FREE_SHARED_BYTES: Final = 48 << 10
 """A block may have this much shared memory; more must be requested for each kernel."""
-
-
-def checked_block(block: Sequence[int]) -> tuple[int, int, int]:
-    """A block shape as (x, y, z).
-
-    Raises:
-        LaunchConfigError: no block can be so large.
-    """
-    x, y, z = as_dim3("block", tuple(block))
-    for extent, limit in zip((x, y, z), _BLOCK_LIMITS, strict=True):
-        if extent > limit:
-            raise LaunchConfigError("block", (x, y, z), f"an extent is over {limit}", limit=limit)
-    if x * y * z > _BLOCK_LIMITS[0]:
-        raise LaunchConfigError(
-            "block",
-            (x, y, z),
-            f"{x * y * z} threads are more than the {_BLOCK_LIMITS[0]} that a block may have; "
-            "launch more, smaller blocks",
-            limit=_BLOCK_LIMITS[0],
-        )
-    return x, y, z
 
 
 def check_shape(
@@ -94,8 +70,8 @@ def measured(
         kernel.set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)
     driver = kernel.module.context.enter()
     what = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-    found = int(driver.call(what, kernel.handle, threads, shared))
-    if not found:
+    occupancy = int(driver.call(what, kernel.handle, threads, shared))
+    if not occupancy:
         registers = kernel.attribute("registers")
         raise LaunchConfigError(
             "block",
@@ -103,4 +79,4 @@ def measured(
             f"no block fits on an SM: {registers} registers a thread are too many for "
             f"{threads} threads; launch smaller blocks",
         )
-    return found
+    return occupancy

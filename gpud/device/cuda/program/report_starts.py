@@ -44,12 +44,12 @@ __all__ = ["is_persistent", "is_rewritten", "report_starts"]
 
 
 def is_rewritten(entry: Function) -> bool:
-    """Whether an entry has the hidden parameter that the rewriter adds."""
+    """Return whether an entry has the hidden parameter that the rewriter adds."""
     return bool(entry.parameters) and entry.parameters[-1].name.rstrip("_").endswith(CONTROL)
 
 
 def is_persistent(entry: Function) -> bool:
-    """Whether an entry is in persistent form."""
+    """Return whether an entry is in persistent form."""
     return any(isinstance(one, Variable) and is_slots(one.name) for one in entry.body or ())
 
 

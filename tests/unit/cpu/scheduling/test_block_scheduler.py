@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.block_scheduler import SM_CAPACITY
+from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.interface import LaunchSpec
 from tests.support.resizable_run import ResizableRun
@@ -133,7 +133,7 @@ def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_sequence(device: 
         LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(door)]) for threads in (256, 64)
     ]
     sequence = device.prepare(launches)
-    assert (sequence.occupancy, sequence.max_occupancy) == (M, 4 * M)
+    assert (sequence.occupancy, sequence.layout.max_occupancy) == (M, 4 * M)
     job = ResizableRun(device, sequence)
     job.resize(3 * M)
     run = job._run
