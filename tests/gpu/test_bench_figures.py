@@ -88,7 +88,7 @@ def test_every_figure_is_drawn(tmp_path: Path) -> None:
     assert figures.results(tmp_path, "nothing") == []
 
 
-def test_the_table_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -> None:
+def test_the_page_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -> None:
     kept(tmp_path)
     others: dict[str, dict[str, Any]] = {
         "waits": {
@@ -101,8 +101,8 @@ def test_the_table_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -
     }
     for name, value in others.items():
         (tmp_path / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))
-    table = summary.table(tmp_path)
-    assert table.count("On a GPU: A GPU, driver 1.2, release path mapped, 2026-01-02.") == 1
+    page = summary.page(tmp_path)
+    assert page.count("## On a GPU: A GPU, driver 1.2, release path mapped, 2026-01-02\n") == 1
     for row in (
         "that wait for a kernel that runs | cuMemFree | `make gpu-bench-waits`",
         "... launches on other streams that it holds up | none |",
@@ -117,7 +117,7 @@ def test_the_table_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -
         "| 0, 1; settled, slowest step: p99 40 us | `make gpu-bench-resize` |",
         "off by 2.5% in the median window, 5.0% at p99 (worst job) | `make gpu-bench-shares` |",
     ):
-        assert row in table
+        assert row in page
 
 
 def test_results_name_the_gpu_and_the_date(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Kernels that gpud must refuse, or that only some devices can run, each with the expected reason.
 
-Source: docs/explanation/forms.md; PTX ISA 9.0, sections 9.7.10 (texture), 9.7.11 (surface) and 9.7.15
-(``wmma``).
+Source: docs/explanation/forms.md; PTX ISA 9.0, sections 9.7.10 (texture), 9.7.11 (surface) and
+9.7.15 (``wmma``).
 """
 
 from __future__ import annotations
