@@ -51,6 +51,7 @@ _BLOCKING = (
     gc.Module,
     gc.Symbol,
     gc.Launch,
+    gc.SubmitOptions,
     gc.Job,
     gc.Stream,
 )

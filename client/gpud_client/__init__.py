@@ -50,15 +50,13 @@ if TYPE_CHECKING:
         AsyncSymbol,
         aconnect,
     )
-    from gpud_client.arrays import Array
     from gpud_client.devices import Device
     from gpud_client.launch.jobs import Job
-    from gpud_client.launch.kernels import Kernel, Parameter
-    from gpud_client.launch.launches import Launch
-    from gpud_client.launch.modules import Module, Symbol
+    from gpud_client.launch.kernels import Launch, Parameter
     from gpud_client.launch.streams import Stream
+    from gpud_client.launch.submit_options import SubmitOptions
     from gpud_client.local_daemon import alocal, local
-    from gpud_client.session import Session, connect
+    from gpud_client.session import Array, Kernel, Module, Session, Symbol, connect
 
 _HOMES = {
     "gpud.errors": (
@@ -72,15 +70,13 @@ _HOMES = {
         "AsyncArray", "AsyncJob", "AsyncKernel", "AsyncModule", "AsyncSession", "AsyncSymbol",
         "aconnect",
     ),
-    "gpud_client.arrays": ("Array",),
     "gpud_client.devices": ("Device",),
     "gpud_client.launch.jobs": ("Job",),
-    "gpud_client.launch.kernels": ("Kernel", "Parameter"),
-    "gpud_client.launch.launches": ("Launch",),
-    "gpud_client.launch.modules": ("Module", "Symbol"),
+    "gpud_client.launch.kernels": ("Launch", "Parameter"),
     "gpud_client.local_daemon": ("alocal", "local"),
-    "gpud_client.session": ("Session", "connect"),
     "gpud_client.launch.streams": ("Stream",),
+    "gpud_client.launch.submit_options": ("SubmitOptions",),
+    "gpud_client.session": ("Array", "Kernel", "Module", "Session", "Symbol", "connect"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -119,6 +115,7 @@ __all__ = [
     "Session",
     "Share",
     "Stream",
+    "SubmitOptions",
     "Symbol",
     "UnknownName",
     "aconnect",

@@ -2,7 +2,8 @@
 
 The daemon creates the file and seals its size, so accesses to the mapping cannot fail; pages that
 are not allocated cost nothing. The file is mapped once per device, when an array is first accessed.
-Views keep the mapping alive, even after the session has ended.
+Views keep the mapping alive, even after the session has ended. NumPy is imported then, too: gpuctl
+needs none.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ import mmap
 import os
 import threading
 from contextlib import suppress
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError
 
-__all__ = ["ArenaMemory", "Bytes"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+__all__ = ["ArenaMemory"]
 
 
 class ArenaMemory:
@@ -36,18 +36,20 @@ class ArenaMemory:
         self.base = base
         self.size = size
         self._descriptor = descriptor
-        self._mapped: Bytes | None = None
+        self._mapped: npt.NDArray[np.uint8] | None = None
         self._lock = threading.Lock()
 
     def __contains__(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
 
-    def view(self, address: int, size: int, keep: object) -> Bytes:
-        """The bytes of an array; the view, and all views of it, keep ``keep`` alive.
+    def view(self, address: int, size: int, keep: object) -> npt.NDArray[np.uint8]:
+        """Return a view of an array's bytes; it and all views of it keep ``keep`` alive.
 
         Raises:
             GpudError: this process cannot map the device's memory; the message says why.
         """
+        import numpy as np
+
         start = address - self.base
         mapped = self._map()
         return np.asarray(_Window(mapped, mapped.ctypes.data + start, size, keep))
@@ -57,14 +59,16 @@ class ArenaMemory:
         with self._lock:
             self._close_descriptor()
 
-    def _map(self) -> Bytes:
+    def _map(self) -> npt.NDArray[np.uint8]:
         with self._lock:
             if self._mapped is None:
                 self._mapped = self._new_mapping()
                 self._close_descriptor()
             return self._mapped
 
-    def _new_mapping(self) -> Bytes:
+    def _new_mapping(self) -> npt.NDArray[np.uint8]:
+        import numpy as np
+
         if self._descriptor is None:
             raise GpudError(
                 "the arrays of this device cannot be reached from this process; the session has "
@@ -95,7 +99,9 @@ class _Window:
 
     __slots__ = ("__array_interface__", "_kept")
 
-    def __init__(self, mapped: Bytes, address: int, size: int, keep: object) -> None:
+    def __init__(
+        self, mapped: npt.NDArray[np.uint8], address: int, size: int, keep: object
+    ) -> None:
         self._kept: Any = (mapped, keep)
         self.__array_interface__ = {
             "version": 3,

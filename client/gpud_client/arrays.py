@@ -10,28 +10,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gpud.errors import ConnectionLost, GpudError, OutOfMemory
 from gpud.wire.messages import Allocate, Download, Upload
+from gpud_client.connection.faces import operation
 from gpud_client.connection.protocol_state import (
     Notification,
     Operation,
+    PendingJob,
     PendingJobs,
     ProtocolState,
     Request,
 )
-
-if TYPE_CHECKING:
-    from gpud_client.devices import Device
-    from gpud_client.launch.streams import Stream
-    from gpud_client.session import Session
+from gpud_client.devices import Device
+from gpud_client.launch.streams import Stream
 
 __all__ = [
-    "Array",
     "ArrayBase",
     "Shape",
     "Values",
@@ -51,6 +49,9 @@ _WAITS = (
 )
 _LARGEST_BYTES = (1 << 64) - 1
 """The largest size that a request can hold; no device has as much memory."""
+
+
+A = TypeVar("A", bound="ArrayBase")
 
 
 class _Allocation:
@@ -80,6 +81,7 @@ class ArrayBase:
         dtype: np.dtype[Any],
     ) -> None:  # fmt: skip
         self._session = session
+        self._channel = session._channel
         self._device = device
         self._allocation: _Allocation | None = allocation
         self._address = allocation.address
@@ -150,109 +152,8 @@ class ArrayBase:
         where = f"device {self._device.index} ({self._device.kind})"
         return f"<{type(self).__name__} {self._shape} {self._dtype} on {where}{freed}>"
 
-    # -- operations
-
-    def _followed(self, stream: Stream | None) -> list[Any]:
-        """The jobs that an access to the values must wait for now."""
-        core: ProtocolState = self._session._core
-        if stream is None and not self._exposed:
-            return self._users.unended(core)
-        jobs = list(core.jobs.values())
-        if self._exposed:
-            return [job for job in jobs if job._device is self._device]
-        assert stream is not None
-        return self._users.unended(core) + [
-            job for job in jobs if job._stream_number == stream._number
-        ]
-
-    def _view(self, stream: Stream | None, *, fetch: bool = False) -> Operation[Values]:
-        """The array's part of the shared memory, once the jobs to wait for have ended.
-
-        Args:
-            stream: see `Array.get`.
-            fetch: copy the device's values there first, if the device has memory of its own.
-        """
-        allocation = self._allocation
-        if allocation is None:
-            raise ValueError("the array was freed")
-        core: ProtocolState = self._session._core
-        jobs = self._followed(stream)
-        if jobs:
-            yield jobs
-        if fetch and self._copied and core.lost is None:
-            index, address, size = allocation.device, allocation.address, allocation.size
-            yield Request(lambda number: Download(number, index, address, 0, size))
-        if core.lost is not None:
-            raise ConnectionLost(f"{core.lost}; the array's values are gone")
-        arena = core.arenas[self._device.index]
-        raw = arena.view(allocation.address, self.nbytes, allocation)
-        return raw.view(self._dtype).reshape(self._shape)
-
-    @property
-    def _copied(self) -> bool:
-        return self._device.arrays == "copied"
-
-    def _numpy(self) -> Operation[Values]:
-        if self._copied:
-            raise GpudError(
-                f"the memory of {self._device.name} cannot be mapped into this process: copy the "
-                "values with get() and set()"
-            )
-        return (yield from self._view(None))
-
-    def _sent(self) -> Operation[None]:
-        """Copy what was written to the view to the device, before later jobs start."""
-        allocation = self._allocation
-        if self._copied and allocation is not None:
-            yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
-
-    def _get(self, out: Values | None, stream: Stream | None) -> Operation[Values]:
-        if out is not None:
-            if not isinstance(out, np.ndarray):
-                raise TypeError(f"out is a NumPy array, not a {type(out).__name__}")
-            if out.shape != self._shape or out.dtype != self._dtype:
-                raise ValueError(
-                    f"out has shape {out.shape} and type {out.dtype}, the array {self._shape} and "
-                    f"{self._dtype}"
-                )
-        view = yield from self._view(stream, fetch=True)
-        if out is None:
-            return view.copy()
-        out[...] = view
-        return out
-
-    def _set(self, values: npt.ArrayLike, stream: Stream | None) -> Operation[None]:
-        if isinstance(values, np.ndarray | np.generic):
-            given = np.asarray(values)
-            if given.dtype != self._dtype and given.dtype.newbyteorder("=") != self._dtype:
-                raise TypeError(
-                    f"the values are {given.dtype}, the array is {self._dtype}; convert them with "
-                    "astype()"
-                )
-        else:
-            given = np.asarray(values, self._dtype)
-        if given.shape != self._shape:
-            raise ValueError(f"the values have shape {given.shape}, the array {self._shape}")
-        yield from self._put(given, stream)
-
-    def _put(self, values: Values, stream: Stream | None = None) -> Operation[None]:
-        """Copy values of the array's shape in."""
-        view = yield from self._view(stream)
-        view[...] = values
-        yield from self._sent()
-
-
-class Array(ArrayBase):
-    """An array in a device's memory; made by `Session.array`, `Session.empty`, `Session.zeros`.
-
-    Freed when it is garbage collected; jobs that were submitted with it keep its memory until they
-    have ended.
-    Thread-safe.
-    """
-
-    _session: Session
-
-    def get(self, out: Values | None = None, stream: Stream | None = None) -> Values:
+    @operation
+    def get(self, out: Values | None = None, stream: Stream | None = None) -> Operation[Values]:
         """Copy the values out.
 
         Waits for the jobs that were submitted with this array and have not ended. It does not raise
@@ -270,9 +171,22 @@ class Array(ArrayBase):
             DeviceLost: The device lost the values; write new ones with `set`.
             ConnectionLost: The connection to the daemon is lost.
         """
-        return self._session._channel.run(self._get(out, stream))
+        if out is not None:
+            if not isinstance(out, np.ndarray):
+                raise TypeError(f"out is a NumPy array, not a {type(out).__name__}")
+            if out.shape != self._shape or out.dtype != self._dtype:
+                raise ValueError(
+                    f"out has shape {out.shape} and type {out.dtype}, the array {self._shape} and "
+                    f"{self._dtype}"
+                )
+        view = yield from self._view(stream, fetch=True)
+        if out is None:
+            return view.copy()
+        out[...] = view
+        return out
 
-    def set(self, values: npt.ArrayLike, stream: Stream | None = None) -> None:
+    @operation
+    def set(self, values: npt.ArrayLike, stream: Stream | None = None) -> Operation[None]:
         """Copy values in, of the array's shape and type; waits for the same jobs as `get`.
 
         Raises:
@@ -280,10 +194,22 @@ class Array(ArrayBase):
             ValueError: The array was freed, or the values have another shape.
             ConnectionLost: The connection to the daemon is lost.
         """
-        self._session._channel.run(self._set(values, stream))
+        if isinstance(values, np.ndarray | np.generic):
+            given = np.asarray(values)
+            if given.dtype != self._dtype and given.dtype.newbyteorder("=") != self._dtype:
+                raise TypeError(
+                    f"the values are {given.dtype}, the array is {self._dtype}; convert them with "
+                    "astype()"
+                )
+        else:
+            given = np.asarray(values, self._dtype)
+        if given.shape != self._shape:
+            raise ValueError(f"the values have shape {given.shape}, the array {self._shape}")
+        yield from self._put(given, stream)
 
-    def numpy(self) -> Values:
-        """A NumPy view of the array's memory, without a copy.
+    @operation
+    def numpy(self) -> Operation[Values]:
+        """Make a NumPy view of the array's memory, without a copy.
 
         Waits once for the same jobs as `get`. Later jobs change the values under the view, and
         writes to the view change the array: synchronise with `Job.result`.
@@ -291,36 +217,78 @@ class Array(ArrayBase):
         Raises:
             GpudError: This process cannot map the device's memory, such as a GPU's.
         """
-        return self._session._channel.run(self._numpy())
+        if self._copied:
+            raise GpudError(
+                f"the memory of {self._device.name} cannot be mapped into this process: copy the "
+                "values with get() and set()"
+            )
+        return (yield from self._view(None))
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Values:
-        values = self.numpy() if copy is False else self.get()
-        if dtype is None or np.dtype(dtype) == values.dtype:
-            return values
-        if copy is False:
-            raise ValueError(f"an array of {values.dtype} becomes {np.dtype(dtype)} by a copy only")
-        return values.astype(dtype)
+    # -- steps of operations
 
-    def __len__(self) -> int:
-        if not self._shape:
-            raise TypeError("an array without extents has no length")
-        return self._shape[0]
+    @property
+    def _copied(self) -> bool:
+        return self._device.arrays == "copied"
+
+    def _followed(self, stream: Stream | None) -> list[PendingJob]:
+        """Return the jobs that an access to the values must wait for now."""
+        pending = self._channel.core.jobs
+        if stream is None and not self._exposed:
+            return self._users.unended(pending)
+        jobs: list[PendingJob] = list(pending.values())
+        if self._exposed:
+            return [job for job in jobs if job._device is self._device]
+        assert stream is not None
+        return self._users.unended(pending) + [
+            job for job in jobs if job._stream_number == stream._number
+        ]
+
+    def _view(self, stream: Stream | None, *, fetch: bool = False) -> Operation[Values]:
+        """Return the array's part of the shared memory, once the jobs to wait for have ended.
+
+        Args:
+            stream: see `ArrayBase.get`.
+            fetch: copy the device's values there first, if the device has memory of its own.
+        """
+        allocation = self._allocation
+        if allocation is None:
+            raise ValueError("the array was freed")
+        core: ProtocolState = self._channel.core
+        jobs = self._followed(stream)
+        if jobs:
+            yield jobs
+        if fetch and self._copied and core.lost is None:
+            index, address, size = allocation.device, allocation.address, allocation.size
+            yield Request(lambda number: Download(number, index, address, 0, size))
+        if core.lost is not None:
+            raise ConnectionLost(f"{core.lost}; the array's values are gone")
+        arena = core.arenas[self._device.index]
+        raw = arena.view(allocation.address, self.nbytes, allocation)
+        return raw.view(self._dtype).reshape(self._shape)
+
+    def _put(self, values: Values, stream: Stream | None = None) -> Operation[None]:
+        """Copy values of the array's shape in, before later jobs start."""
+        view = yield from self._view(stream)
+        view[...] = values
+        allocation = self._allocation
+        if self._copied and allocation is not None:
+            yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
 
 
 # -- creation ----------------------------------------------------------------------------------
 
 
 def allocate(
-    session: Any, cls: type[Any], device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> Operation[Any]:
-    """A new array of zeroes; if needed, waits for jobs that keep the memory of dropped arrays."""
-    core: ProtocolState = session._core
+    session: Any, cls: type[A], device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Operation[A]:
+    """Make an array of zeroes; if needed, wait for jobs that keep the memory of dropped arrays."""
+    core: ProtocolState = session._channel.core
     size = max(1, math.prod(shape) * dtype.itemsize)
     if size > _LARGEST_BYTES:
         raise OutOfMemory(size, device.memory, limit="device")
     index = device.index
     answer = None
-    oldest: list[Any] = []
+    oldest: list[PendingJob] = []
     while answer is None:
         try:
             answer = yield Request(
@@ -342,7 +310,7 @@ def allocate(
 
 
 def as_shape(shape: Shape) -> tuple[int, ...]:
-    """Extents of an array.
+    """Convert a shape to a tuple of extents.
 
     Raises:
         TypeError: it is neither an int nor a sequence of ints.
@@ -350,33 +318,33 @@ def as_shape(shape: Shape) -> tuple[int, ...]:
     """
     try:
         given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        found = tuple(extent.__index__() for extent in given)
+        extents = tuple(extent.__index__() for extent in given)
     except (AttributeError, TypeError):
         raise TypeError(f"a shape is an int or a tuple of ints, not {shape!r}") from None
-    if any(extent < 0 for extent in found):
+    if any(extent < 0 for extent in extents):
         raise ValueError(f"extents are 0 or more, not {shape!r}")
-    return found
+    return extents
 
 
 def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """A type of elements that a device can hold.
+    """Convert to a type of elements that a device can hold.
 
     Raises:
         TypeError: it is not a type, or holds Python objects.
         ValueError: it has the other byte order.
     """
-    found: np.dtype[Any] = np.dtype(dtype)
-    if found.hasobject:
-        raise TypeError(f"an array of {found} holds Python objects, which no device can use")
-    if not found.itemsize:
-        raise TypeError(f"elements of type {found!r} have no size; say how long they are")
-    if found != found.newbyteorder("="):
-        raise ValueError(f"{found!r} is not in this machine's byte order; use newbyteorder('=')")
-    return found
+    element: np.dtype[Any] = np.dtype(dtype)
+    if element.hasobject:
+        raise TypeError(f"an array of {element} holds Python objects, which no device can use")
+    if not element.itemsize:
+        raise TypeError(f"elements of type {element!r} have no size; say how long they are")
+    if element != element.newbyteorder("="):
+        raise ValueError(f"{element!r} is not in this machine's byte order; use newbyteorder('=')")
+    return element
 
 
 def as_values(values: npt.ArrayLike, dtype: npt.DTypeLike | None) -> Values:
-    """Values for a new array: contiguous, in this machine's byte order.
+    """Convert values for a new array: contiguous, in this machine's byte order.
 
     Raises:
         TypeError: they hold Python objects.

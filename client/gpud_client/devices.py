@@ -38,19 +38,19 @@ class Device:
     exclusive_step: int = 0
 
     @classmethod
-    def _from_wire(cls, index: int, found: Mapping[str, Any]) -> Device:
-        sms = int(found["sms"])
-        online = found.get("online_sms")
+    def _from_wire(cls, index: int, row: Mapping[str, Any]) -> Device:
+        sms = int(row["sms"])
+        online = row.get("online_sms")
         return cls(
             index,
-            str(found.get("name", index)),
-            str(found.get("kind", "")),
+            str(row.get("name", index)),
+            str(row.get("kind", "")),
             sms,
-            int(found.get("memory_bytes") or 0),
-            found.get("capability"),
+            int(row.get("memory_bytes") or 0),
+            row.get("capability"),
             Fraction(sms) if online is None else _exact(online),
-            str(found.get("arrays", "shared")),
-            int(found.get("exclusive_step") or 0),
+            str(row.get("arrays", "shared")),
+            int(row.get("exclusive_step") or 0),
         )
 
 

@@ -182,12 +182,12 @@ class _Daemon:
 
 def _arguments(device: str | tuple[str, ...], path: Path, options: Mapping[str, Any]) -> list[str]:
     devices = (device,) if isinstance(device, str) else tuple(device)
-    found = ["serve", "--socket", str(path), "--config", os.devnull, "--exit-with-parent"]
+    arguments = ["serve", "--socket", str(path), "--config", os.devnull, "--exit-with-parent"]
     for one in devices:
-        found += ["--device", one]
+        arguments += ["--device", one]
     for name, value in options.items():
-        found += [f"--{name.replace('_', '-')}", str(value)]
-    return found
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return arguments
 
 
 def _installed(library: str) -> bool:
@@ -198,7 +198,7 @@ def _installed(library: str) -> bool:
 
 
 def _short_folder() -> str | None:
-    """A parent for a temporary folder with a short path; None: tempfile's default."""
+    """Choose a parent for a temporary folder, with a short path; None: tempfile's default."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     for folder in (runtime, "/tmp"):  # noqa: S108  (mkdtemp makes a folder of our own there)
         if folder and len(folder) < 60 and os.access(folder, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""The operations of a session, shared by the blocking and the asyncio session."""
+"""The operations of a session, whether it blocks or is awaited."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from gpud.units import Share
-from gpud.wire.messages import TOPICS, Query, Submit
-from gpud_client.arrays import Shape, allocate, as_dtype, as_shape, as_values
-from gpud_client.connection.protocol_state import Operation, PendingJobs, ProtocolState, Request
+from gpud_client.arrays import ArrayBase, Shape, allocate, as_dtype, as_shape, as_values
+from gpud_client.connection import operations
+from gpud_client.connection.faces import operation
+from gpud_client.connection.protocol_state import Operation, PendingJobs, ProtocolState
 from gpud_client.devices import Device
-from gpud_client.launch.jobs import JobBase
-from gpud_client.launch.kernels import PackedLaunch
-from gpud_client.launch.launches import Launch
+from gpud_client.launch.job_base import JobBase
+from gpud_client.launch.kernels import KernelBase, Launch, PackedLaunch
 from gpud_client.launch.modules import ModuleBase
 from gpud_client.launch.shares import Amounts, admissible, check_whole
 from gpud_client.launch.streams import Stream
+from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
 
 __all__ = ["SessionBase"]
 
@@ -34,8 +34,13 @@ _MOST_WEIGHT = 1000
 _MOST_NS = (1 << 63) - 1
 _MOST_AMOUNTS = 1000
 _ONE = b"\x91"  # msgpack: an array of one
-_T = TypeVar("_T")
 _array_header = msgpack.Packer(autoreset=True).pack_array_header
+
+T = TypeVar("T")
+ArrayT = TypeVar("ArrayT", bound=ArrayBase)
+KernelT = TypeVar("KernelT", bound=KernelBase[Any, Any])
+ModuleT = TypeVar("ModuleT", bound=ModuleBase[Any, Any])
+JobT = TypeVar("JobT", bound=JobBase)
 
 
 class PackedSequence(NamedTuple):
@@ -55,12 +60,13 @@ class PackedSequence(NamedTuple):
     users: list[PendingJobs]
 
 
-class SessionBase:
+class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
     """State and operations common to `Session` and `AsyncSession`."""
 
     _channel: Any
-    _array_class: type[Any]
-    _module_class: type[Any]
+    _array_class: type[ArrayT]
+    _module_class: type[ModuleT]
+    _job_class: type[JobT]
     _finalizer: weakref.finalize[..., Any]
 
     def __init__(self, core: ProtocolState, path: str) -> None:
@@ -102,7 +108,7 @@ class SessionBase:
         return self._core.lost is not None
 
     def stream(self) -> Stream:
-        """A new stream: its jobs run in order, concurrently with those of other streams."""
+        """Make a stream: its jobs run in order, concurrently with those of other streams."""
         return Stream(self._core, self._core.next_stream())
 
     def _at_end(self, end: Callable[[], None]) -> None:
@@ -114,18 +120,166 @@ class SessionBase:
         state = "closed" if self.closed else f"session {self.number}"
         return f"<{type(self).__name__} at {self._path}: {state}>"
 
-    # -- operations
+    # -- arrays
+
+    @operation
+    def array(
+        self,
+        values: npt.ArrayLike,
+        dtype: npt.DTypeLike | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Operation[ArrayT]:
+        """Make an array that holds a copy of ``values``.
+
+        Args:
+            values: Anything that NumPy can make an array of.
+            dtype: Convert to this type; None: the type that NumPy infers.
+            device: On which device; None: on the first one.
+
+        Raises:
+            OutOfMemory: There is not enough memory.
+            TypeError: The values are Python objects.
+        """
+        given = as_values(values, dtype)
+        on = self._on(device)
+        array = yield from allocate(self, self._array_class, on, given.shape, given.dtype)
+        yield from array._put(given)
+        return array
+
+    @operation
+    def zeros(
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike = "float64",
+        *,
+        device: Device | int | None = None,
+    ) -> Operation[ArrayT]:
+        """Make an array of zeroes.
+
+        If it needs the memory of arrays that were freed or dropped, it waits for the jobs that the
+        session had submitted before. So does `array`.
+
+        Args:
+            shape: Extents, an int or a tuple.
+            dtype: Of an element.
+            device: On which device; None: on the first one.
+
+        Raises:
+            OutOfMemory: There is not enough memory.
+            TypeError, ValueError: The shape is not valid, or the type not one that a device can
+                hold.
+        """
+        return (yield from self._new(shape, dtype, device))
+
+    @operation
+    def empty(
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike = "float64",
+        *,
+        device: Device | int | None = None,
+    ) -> Operation[ArrayT]:
+        """Make an array with unspecified values; see `zeros`."""
+        return (yield from self._new(shape, dtype, device))
+
+    # -- kernels and jobs
+
+    @operation
+    def kernel(
+        self,
+        source: str,
+        name: str,
+        options: Sequence[str] = (),
+        form: str | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Operation[KernelT]:
+        """Compile a source and return one of its kernels, once it is compiled.
+
+        The daemon caches compiled programs, so the same request is quick the next time.
+
+        Args:
+            source: CUDA C++ or PTX.
+            name: Of the kernel; ``"axpy<float>"`` for a template.
+            options: For NVRTC, such as ``"-DN=4"``.
+            form: Force a form: ``"persistent"``, ``"sliced"`` or ``"whole"``.
+            device: For which device; None: for the first one, and for others when needed.
+
+        Raises:
+            CompileError: The source does not compile; ``error.log`` is the compiler's output.
+            KernelNotFound: There is no such kernel.
+            KernelRejected: gpud cannot run it; the message says why.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a kernel's name is text, not {name!r}")
+        module = yield from self._compile(source, (name,), options, form, device)
+        kernel: KernelT = module.kernel(name)
+        return kernel
+
+    @operation
+    def module(
+        self,
+        source: str,
+        names: Sequence[str] = (),
+        options: Sequence[str] = (),
+        form: str | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Operation[ModuleT]:
+        """Compile a source whose kernels share variables; see `kernel`.
+
+        Args:
+            source: CUDA C++ or PTX.
+            names: Kernels that will be used; template instances must be named.
+            options: For NVRTC.
+            form: Force this form for every kernel.
+            device: For which device.
+        """
+        return (yield from self._compile(source, names, options, form, device))
+
+    @operation
+    @takes_submit_options
+    def sequence(
+        self, launches: Iterable[Launch], **options: Unpack[SubmitOptions]
+    ) -> Operation[JobT]:
+        """Submit launches that run one after the other as one job, in one message.
+
+        Args:
+            launches: One or more, made by `Kernel.call`. Submitting the same again is quicker.
+            **options: See `SubmitOptions`.
+
+        Raises:
+            GpudError, TypeError, ValueError: As for `Kernel.submit`.
+        """
+        listed = _listed("a sequence is a list of kernel.call(...)", launches)
+        return (yield from self._submit(listed, complete(options)))
+
+    @operation
+    def query(self, topic: str, limit: int = 0) -> Operation[dict[str, Any]]:
+        """Query the daemon's state, as ``gpuctl --json`` shows it.
+
+        Args:
+            topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``history``, ``events``, ``trace``
+                or ``doctor``.
+            limit: How many rows, the latest ones; 0: all that are kept.
+
+        Raises:
+            ValueError: There is no such topic.
+        """
+        return (yield from operations.query(topic, limit))
+
+    # -- steps of operations
 
     def _open(self, program: str | None) -> Operation[None]:
-        name = program if program is not None else _program()
-        welcome = yield from self._core.hello(name)
+        welcome = yield from self._core.hello(program if program is not None else _program())
         self._devices = tuple(
-            Device._from_wire(index, found) for index, found in enumerate(welcome.devices)
+            Device._from_wire(index, row) for index, row in enumerate(welcome.devices)
         )
         self._limits, self._daemon = welcome.limits, welcome.daemon
 
     def _on(self, device: Device | int | None, default: Device | None = None) -> Device:
-        """The device that ``device`` names, or the default.
+        """Return the device that ``device`` names, or the default.
 
         Raises:
             TypeError: it is neither a device nor an index.
@@ -145,19 +299,9 @@ class SessionBase:
 
     def _new(
         self, shape: Shape, dtype: npt.DTypeLike, device: Device | int | None
-    ) -> Operation[Any]:
+    ) -> Operation[ArrayT]:
         extents, element = as_shape(shape), as_dtype(dtype)
         return (yield from allocate(self, self._array_class, self._on(device), extents, element))
-
-    def _array(
-        self, values: npt.ArrayLike, dtype: npt.DTypeLike | None, device: Device | int | None
-    ) -> Operation[Any]:
-        given = as_values(values, dtype)
-        array = yield from allocate(
-            self, self._array_class, self._on(device), given.shape, given.dtype
-        )
-        yield from array._put(given)
-        return array
 
     def _compile(
         self,
@@ -166,7 +310,7 @@ class SessionBase:
         options: Sequence[str],
         form: str | None,
         device: Device | int | None,
-    ) -> Operation[Any]:
+    ) -> Operation[ModuleT]:
         if not isinstance(source, str):
             raise TypeError(
                 f"the source is text, CUDA C++ or PTX, not {type(source).__name__}"
@@ -176,7 +320,7 @@ class SessionBase:
             raise ValueError(f"the source is text, CUDA C++ or PTX, not a path{_READ_IT}")
         if form not in _FORMS:
             raise ValueError(f"form is persistent, sliced or whole, not {form!r}")
-        module: ModuleBase = self._module_class(
+        module = self._module_class(
             self,
             source,
             _texts("names", names),
@@ -187,31 +331,12 @@ class SessionBase:
         yield from module._load(module._device)
         return module
 
-    def _query(self, topic: str, limit: int) -> Operation[dict[str, Any]]:
-        if topic not in TOPICS:
-            raise ValueError(f"a topic is one of {', '.join(TOPICS)}, not {topic!r}")
-        answer = yield Request(lambda number: Query(number, topic, limit))
-        found: dict[str, Any] = answer.value
-        return found
-
     # -- submitting: the hot path
 
-    def _submit(
-        self,
-        launches: Iterable[Launch],
-        reservation: Share | None,
-        quota: Share | None,
-        deadline: float | None,
-        timeout: float | None,
-        stream: Stream | None,
-        after: Iterable[JobBase],
-        device: Device | int | None,
-        weight: int,
-        exclusive: bool,
-    ) -> Operation[Any]:
-        listed = _listed("a sequence is a list of kernel.call(...)", launches)
-        sequence = yield from self._pack(listed, device)
+    def _submit(self, launches: Sequence[Launch], options: SubmitOptions) -> Operation[JobT]:
+        sequence = yield from self._pack(launches, options["device"])
         on = sequence.device
+        reservation, quota = options["reservation"], options["quota"]
         key = (type(reservation), reservation, type(quota), quota, sequence.occupancy, on.index)
         try:
             amounts = self._amounts.get(key)
@@ -224,36 +349,27 @@ class SessionBase:
             self._amounts[key] = amounts
         if sequence.need:
             check_whole(amounts, sequence.need, sequence.occupancy, on)
+        stream, after, weight = options["stream"], options["after"], options["weight"]
+        deadline, timeout = options["deadline"], options["timeout"]
         line = 0 if stream is None else self._stream_number(stream)
         follow = self._after(after) if after else ()
         deadline_ns = None if deadline is None else _as_ns("deadline", deadline)
         timeout_ns = None if timeout is None else _as_ns("timeout", timeout)
         if weight != 1 and (type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT):
             raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
+        exclusive = bool(options["exclusive"])
         if exclusive and reservation is None:
             raise ValueError("exclusive goes with a reservation: how many SMs are the job's own")
         if timeout is not None and reservation is None:
-            for launch in listed:
+            for launch in launches:
                 yield from launch.kernel._make_killable(launch, on)
-        job = self._new_job(sequence.what, on, line, sequence.total)
-        index, records = on.index, sequence.records
-
-        core = self._core
-
-        def build(number: int) -> Submit:
-            # Before it is sent: reads of these arrays wait for this job from now on.
-            for user in sequence.users:
-                user.add(number, core)
-            return Submit(
-                number, index, records, amounts.reservation, amounts.quota, line, follow,
-                deadline_ns, timeout_ns, weight, bool(exclusive),
-            )  # fmt: skip
-
-        yield from self._channel.submitting(job, build)
+        job = self._job_class(self, self._channel, sequence.what, on, line, sequence.total)
+        terms = (
+            on.index, sequence.records, *amounts, line, follow, deadline_ns, timeout_ns, weight,
+            exclusive,
+        )  # fmt: skip
+        yield from self._channel.submitting(job, terms, sequence.users)
         return job
-
-    def _new_job(self, what: str, device: Device, stream: int, total: int) -> Any:
-        raise NotImplementedError
 
     def _pack(
         self, launches: Sequence[Launch], device: Device | int | None
@@ -272,9 +388,10 @@ class SessionBase:
             alone: PackedLaunch = yield from first.kernel._pack(first, on)
             users = [alone.loaded.users]
             for array in first._arrays:
-                array._live_address()  # raises if it was freed
+                if array._allocation is None:
+                    array._live_address()  # raises
                 users.append(array._users)
-            records, name = _ONE + alone.record, first.kernel.name
+            records, name = _ONE + alone.record, first.kernel._name
             need = 0 if alone.form != "whole" else _whole_need(launches, [alone], on)
             return PackedSequence(on, (), records, alone.occupancy, need, first._total, name, users)
         return (yield from self._pack_several(launches, on, keep=device is None))
@@ -331,7 +448,9 @@ class SessionBase:
                     f"the arrays of {launch!r} are on {launch._device.name}, the job is on "
                     f"{on.name}"
                 )
-        return launches[0].kernel._module._device if on is None else on
+        if on is None:
+            on = launches[0].kernel._module._device
+        return on
 
     def _stream_number(self, stream: Stream) -> int:
         if not isinstance(stream, Stream):
@@ -344,8 +463,8 @@ class SessionBase:
         listed = _listed("after is a list of jobs", after)
         for job in listed:
             if not isinstance(job, JobBase):
-                raise TypeError(f"after is a list of jobs; {job!r} is none")
-            if job._path != self._path:
+                raise TypeError(f"after is a list of jobs; {job!r} is not one")
+            if job._channel.where != self._path:
                 raise ValueError(f"{job!r} is a job of another daemon")
         return tuple([job._ref for job in listed if not job._settled])
 
@@ -353,8 +472,8 @@ class SessionBase:
 # -- helpers -----------------------------------------------------------------------------------
 
 
-def _listed(what: str, given: Iterable[_T]) -> Sequence[_T]:
-    """An iterable argument as a sequence; iterators are consumed once, here."""
+def _listed(what: str, given: Iterable[T]) -> Sequence[T]:
+    """Convert an iterable argument to a sequence; iterators are consumed once, here."""
     if isinstance(given, tuple | list):
         return given
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -370,7 +489,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
 
 
 def _whole_need(launches: Sequence[Launch], made: Sequence[PackedLaunch], device: Device) -> int:
-    """Slices of 1/M that launches in form ``whole`` need at once, M being the job's least."""
+    """Return the slices of 1/M that launches in form ``whole`` need, M being the job's least."""
     least = min(one.occupancy for one in made)
     return max(
         [
@@ -383,16 +502,16 @@ def _whole_need(launches: Sequence[Launch], made: Sequence[PackedLaunch], device
 
 
 def _program() -> str:
-    """A name for this process, to be shown to people."""
+    """Return a name for this process, to be shown to people."""
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
     return name if name not in ("", "-c", "-m") else Path(sys.executable or "python").name
 
 
 def _texts(what: str, given: Any) -> tuple[str, ...]:
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
-    if isinstance(given, str) or not all(isinstance(one, str) for one in found):
+    texts = tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, str) or not all(isinstance(one, str) for one in texts):
         raise TypeError(f"{what} is a list of texts, not {given!r}")
-    return found
+    return texts
 
 
 def _as_ns(what: str, seconds: float) -> int:

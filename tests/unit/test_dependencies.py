@@ -170,7 +170,6 @@ MAY_BE_CIRCULAR = (
     "gpud.device.cpu.codegen",
     "gpud.server",  # to go
     "gpud.compiler",  # to go
-    "gpud_client",  # to go
 )
 
 

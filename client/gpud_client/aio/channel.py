@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from gpud.errors import ConnectionLost, GpudError
 from gpud_client.connection.protocol_state import (
     Notification,
     Operation,
+    PendingJob,
+    PendingJobs,
     ProtocolState,
     Request,
     connection_lost,
@@ -69,21 +71,31 @@ class AsyncChannel:
             step: Any = next(operation)
             while True:
                 try:
-                    found = await self._step(step)
+                    answer = await self._step(step)
                 except BaseException as error:  # noqa: BLE001  (the operation decides)
                     step = operation.throw(error)
                 else:
-                    step = operation.send(found)
+                    step = operation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
         except GpudError as error:  # without the operation's frames, as in `Channel.run`
             raise error.with_traceback(None) from error.__cause__
 
-    def submitting(self, job: Any, build: Callable[[int], Any]) -> Generator[Any, Any, None]:
-        """Number and send a job; yields a step while the daemon does not read."""
+    def submitting(
+        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
+    ) -> Generator[Any, Any, None]:
+        """Send a job, numbered.
+
+        The steps that are left wait for a daemon that does not read.
+
+        Args:
+            job: see `ProtocolState.open_job`, as for all that follow.
+            terms: of the job.
+            users: of what it uses.
+        """
         self.check()
-        self._send(self.core.open_job(job, build))
+        self._send(self.core.open_job(job, terms, users))
         while len(self._unsent) > _HIGH_BYTES:
             yield _WaitWritable
 
@@ -173,11 +185,11 @@ class AsyncChannel:
         if not size:
             self._lose("it has ended; its log may say why")
             return
-        found: list[int] = []
+        descriptors: list[int] = []
         for _, _, data in ancillary:
-            found += array("i", data[: len(data) - len(data) % 4])
+            descriptors += array("i", data[: len(data) - len(data) % 4])
         try:
-            self.core.feed(self._buffer[:size], found)
+            self.core.feed(self._buffer[:size], descriptors)
             self.core.settle()
         except GpudError as error:
             self._lose(error)

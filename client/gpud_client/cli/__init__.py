@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``gpuctl`` and returns its exit status, see `gpud_client.cli.exit_status`.
+    """Run ``gpuctl`` and return its exit status, see `gpud_client.cli.exit_status`.
 
     Args:
         arguments: Of the command line, without the program's name; those of this process if None.

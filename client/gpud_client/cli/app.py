@@ -37,7 +37,7 @@ def _gpuctl(
         typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
-    """Looks at the GPU daemon of this machine, runs kernels on it and manages its jobs."""
+    """Look at the GPU daemon of this machine, run kernels on it and manage its jobs."""
     if socket is not None:  # the default of the commands' own --socket
         ctx.default_map = {name: {"socket": socket} for name in COMMANDS}
 

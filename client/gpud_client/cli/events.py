@@ -19,7 +19,7 @@ __all__ = ["events", "trace"]
 
 def events(
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Keep showing new ones until Ctrl-C.")
     ] = False,
     limit: LimitOption = 20,
     socket: SocketOption = None,
@@ -30,11 +30,11 @@ def events(
     With --json and --follow every event is one document on a line of its own.
     """
     with MinimalClient(socket) as client:
-        found = client.query("events", limit)
+        latest = client.query("events", limit)
         if as_json and not follow:
-            emit(found)
+            emit(latest)
             return
-        for event in found.get("events", []):
+        for event in latest.get("events", []):
             _show(event, as_json)
         if not follow:
             return
@@ -54,13 +54,13 @@ def trace(
 ) -> None:
     """Write each job's allocation over time as a Chrome trace: open it in ui.perfetto.dev."""
     with MinimalClient(socket) as client:
-        found = client.query("trace", limit)
-    text = json.dumps(found)
+        document = client.query("trace", limit)
+    text = json.dumps(document)
     if str(output) == "-":
         say(text)
         return
     output.write_text(text + "\n", "utf-8")
-    number = len(found.get("traceEvents", []))
+    number = len(document.get("traceEvents", []))
     say(f"wrote {number} trace events to {output}; open it in https://ui.perfetto.dev")
 
 

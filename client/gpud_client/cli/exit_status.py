@@ -82,7 +82,7 @@ def _usage(error: Any, name: str) -> int:
 
 
 def _unread() -> int:
-    """The output is closed: keep the interpreter from flushing it at exit."""
+    """Keep the interpreter from flushing the output, which is closed, at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return BROKEN_PIPE
 

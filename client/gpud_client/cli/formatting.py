@@ -29,7 +29,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def text(value: Any) -> str:
-    """Any value on one line; unknown values become a dash, control characters a "?"."""
+    """Format any value on one line; unknown values become a dash, control characters a "?"."""
     if value is None or value == "":
         return "-"
     if isinstance(value, list | tuple):
@@ -39,17 +39,17 @@ def text(value: Any) -> str:
 
 
 def first(value: Any) -> str:
-    """The first items of a list; the JSON has the rest."""
+    """Format the first of a list; the JSON has the rest."""
     return text(value[0] if isinstance(value, list | tuple) and value else value)
 
 
 def error(value: Any) -> str:
-    """The message of an error in wire form."""
+    """Format an error in wire form: its message."""
     return text(value.get("message") if isinstance(value, Mapping) else value)
 
 
 def seconds(value: Any) -> str:
-    """A duration given in seconds, with a unit that fits: ``85 us``, ``1.20 s``, ``2 h 05 min``."""
+    """Format seconds with a unit that fits: ``85 us``, ``1.20 s``, ``2 h 05 min``."""
     if not isinstance(value, int | float):
         return "-"
     if value < 0.0995e-3:
@@ -66,7 +66,7 @@ def seconds(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """A number of bytes: ``512 B``, ``1.5 MiB``."""
+    """Format a number of bytes: ``512 B``, ``1.5 MiB``."""
     if not isinstance(value, int | float):
         return "-"
     amount = float(value)
@@ -78,7 +78,7 @@ def size(value: Any) -> str:
 
 
 def share(value: Any) -> str:
-    """An amount of CapSM, exact as text (``7/2``), as a pair or as a number: ``3.5``."""
+    """Format an amount of CapSM, given as text (``7/2``), a pair or a number: ``3.5``."""
     if value is None or value == "":
         return "-"
     try:
@@ -89,17 +89,17 @@ def share(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """A whole number with thousands separators."""
+    """Format a whole number with thousands separators."""
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
 def rounded(value: Any) -> str:
-    """A number rounded to a whole one."""
+    """Format a number, rounded to a whole one."""
     return f"{value:,.0f}" if isinstance(value, int | float) else "-"
 
 
 def gauges(device: Mapping[str, Any]) -> str:
-    """A GPU's metrics, to be appended to a line; empty for other devices."""
+    """Format a GPU's metrics, to be appended to a line; empty for other devices."""
     if "gpu_utilisation_percent" not in device:
         return ""
     shown = (
@@ -119,7 +119,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def progress(value: Any) -> str:
-    """A pair of task blocks done and total, as text."""
+    """Format a pair of task blocks, done and in all."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return "-"
     done, total = value
@@ -127,14 +127,14 @@ def progress(value: Any) -> str:
 
 
 def part(value: Any) -> str:
-    """A pair of task blocks done and total, as a percentage."""
+    """Format a pair of task blocks, done and in all, as a percentage."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return "-"
     return percent(*value)
 
 
 def meter(value: Any) -> str:
-    """A pair of task blocks done and total, as a bar of 16 characters and a percentage."""
+    """Format a pair of task blocks, done and in all, as a bar of 16 characters and a percentage."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return "-"
     done, total = value
@@ -142,7 +142,7 @@ def meter(value: Any) -> str:
 
 
 def clock(value: Any) -> str:
-    """A time in seconds since 1970, as the local time of day with milliseconds."""
+    """Format a time in seconds since 1970 as the local time of day with milliseconds."""
     if not isinstance(value, int | float):
         return "-"
     moment = datetime.fromtimestamp(value).astimezone()
@@ -150,7 +150,7 @@ def clock(value: Any) -> str:
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """A bar of ``width`` characters for ``part`` of ``whole``, to an eighth of a character."""
+    """Draw a bar of ``width`` characters for ``part`` of ``whole``, to an eighth of a character."""
     if whole <= 0 or width < 1:
         return " " * max(width, 0)
     eighths = round(8 * width * min(max(part / whole, 0.0), 1.0))

@@ -21,10 +21,10 @@ _SHARE = "A number of CapSM, or a percentage of the device such as 25%."
 
 
 def parse_job(text: str) -> tuple[int, int]:
-    """The (session, number) of a job as ``gpuctl ps`` shows it.
+    """Parse a job as ``gpuctl ps`` shows it: the numbers of its session and its own.
 
     Raises:
-        typer.BadParameter: it is written in another way.
+        typer.BadParameter: it is written differently.
     """
     try:
         return units.job_pair(units.parse_job(text))
@@ -50,7 +50,7 @@ def resize(
     job: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="As gpuctl ps shows it: 3.17.", autocompletion=_present_jobs
+            metavar="JOB", help="As gpuctl ps shows it, such as 3.17.", autocompletion=_present_jobs
         ),
     ],
     quota: Annotated[
@@ -125,10 +125,10 @@ def cancel(
 
 
 def share_of(written: str | None, sms: int) -> Fraction | None:
-    """The exact amount of a share as written on the command line.
+    """Parse a share on the command line; the amount is exact.
 
     Raises:
-        typer.BadParameter: it is no share.
+        typer.BadParameter: it is not a share.
     """
     if written is None:
         return None

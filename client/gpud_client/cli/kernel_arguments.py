@@ -64,7 +64,7 @@ class ArraySpec(NamedTuple):
                 with self.path.open("rb") as file:  # not np.load, which also opens archives
                     loaded = np.lib.format.read_array(file, allow_pickle=False)
             except (OSError, ValueError, EOFError, MemoryError) as error:
-                raise typer.BadParameter(f"{self.path} is no .npy file: {error}") from None
+                raise typer.BadParameter(f"{self.path} is not a .npy file: {error}") from None
             return np.ascontiguousarray(loaded)
         dtype = np.dtype(self.dtype)
         if self.fill == "zeros":
@@ -79,10 +79,10 @@ class ArraySpec(NamedTuple):
 
 
 def parse_argument(written: str) -> Any:
-    """A Python value, a NumPy scalar or an `ArraySpec`.
+    """Parse an argument: a Python value, a NumPy scalar or an `ArraySpec`.
 
     Raises:
-        typer.BadParameter: it is written in another way than this module's description says.
+        typer.BadParameter: it is not written as this module's description says.
     """
     head, colon, rest = written.partition(":")
     if not colon:
@@ -105,25 +105,25 @@ def parse_argument(written: str) -> Any:
 
 
 def parse_dim(written: str, name: str) -> tuple[int, ...]:
-    """A grid or a block: ``256``, ``16,16`` or ``16,16,1``; x also stands between the numbers.
+    """Parse a grid or a block: ``256``, ``16,16``, ``16,16,1`` or ``16x16``.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: it is neither.
     """
     parts = written.replace("x", ",").split(",")
     if not 1 <= len(parts) <= 3 or not all(map(_is_count, parts)):
         raise typer.BadParameter(f"--{name} is one to three numbers such as 16,16, not {written!r}")
-    found = tuple(map(int, parts))
-    if 0 in found:
-        raise typer.BadParameter(f"--{name} must be at least 1 in each direction, not {written!r}")
-    return found
+    extents = tuple(map(int, parts))
+    if 0 in extents:
+        raise typer.BadParameter(f"--{name} must be at least 1 in every direction, not {written!r}")
+    return extents
 
 
 def parse_output(written: str, count: int) -> tuple[int, Path]:
-    """Which argument goes to which file: ``2=y.npy``, arguments counted from 0.
+    """Parse which argument goes to which file: ``2=y.npy``, arguments counted from 0.
 
     Raises:
-        typer.BadParameter: it is written in another way, or there are not so many arguments.
+        typer.BadParameter: it is written differently, or there are fewer arguments.
     """
     number, equals, path = written.partition("=")
     if not (equals and path and _is_count(number)):
@@ -184,4 +184,6 @@ def _shape(written: str, text: str) -> tuple[int, ...]:
 
 
 def _unknown_type(written: str, kind: str) -> typer.BadParameter:
-    return typer.BadParameter(f"--arg {written}: {kind!r} is no type; there are {', '.join(TYPES)}")
+    return typer.BadParameter(
+        f"--arg {written}: {kind!r} is not a type; there are {', '.join(TYPES)}"
+    )

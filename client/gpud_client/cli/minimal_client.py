@@ -1,43 +1,29 @@
-"""A minimal blocking client for gpuctl: one request at a time, without NumPy or threads.
+"""A session for commands of gpuctl that only ask, without NumPy.
 
-Problem: most commands of gpuctl send one query. The client library loads arrays, threads and
-futures, and NumPy with them, which takes a tenth of a second before the first byte is sent.
+Problem: most commands of gpuctl send one query. A `Session` loads arrays, futures and NumPy, which
+takes a tenth of a second before the first byte is sent.
 
-Approach: the same messages and codec, on a blocking socket with a timeout; one request at a time.
-Only `gpuctl run` needs more, and uses the library.
+Approach: the library's channel and operations, without what needs arrays. Only `gpuctl run` needs
+more, and uses a session.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Self
 
-from gpud.errors import ConnectionLost, GpudError, from_wire
-from gpud.wire.framing import FrameDecoder
-from gpud.wire.message_table import Sender
-from gpud.wire.messages import (
-    CLIENT_PROTOCOL,
-    VERSION,
-    Answer,
-    Cancel,
-    Describe,
-    Failed,
-    Follow,
-    Goodbye,
-    Happened,
-    Hello,
-    Query,
-    Resize,
-    Welcome,
-)
+from gpud.wire.messages import Welcome
 from gpud.wire.socket_path import socket_path
-from gpud_client.connection.daemon_socket import MAX_FRAME_BYTES, connect_socket
+from gpud_client.connection import operations
+from gpud_client.connection.channel import Channel
+from gpud_client.connection.daemon_socket import connect_socket
+from gpud_client.connection.protocol_state import ProtocolState
 
 __all__ = ["MinimalClient"]
 
-_TIMEOUT_S = 20.0
-_READ_BYTES = 1 << 18
+_ANSWER_S = 20.0
 
 
 class MinimalClient:
@@ -55,119 +41,58 @@ class MinimalClient:
     welcome: Welcome
 
     def __init__(self, path: str | None = None) -> None:
-        self.path = socket_path(path)
-        self._next = 0
-        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
-        self._bodies: Iterator[bytes] = iter(())
-        self._socket = connect_socket(str(self.path))
-        self._socket.settimeout(_TIMEOUT_S)
+        where = str(socket_path(path))
+        self._core = ProtocolState()
+        self._channel = Channel(connect_socket(where), self._core, where, _ANSWER_S)
         try:
-            found = self._ask(Hello(self._number(), VERSION, "gpuctl"))
-            if not isinstance(found, Welcome):
-                raise ConnectionLost(f"{self.path} does not speak gpud's protocol")
-            self.welcome = found
+            self.welcome = self._channel.run(self._core.hello("gpuctl"))
         except BaseException:
-            self._socket.close()
+            self._channel.close()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self._channel.close()
 
     def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
         """Query a topic, one of `gpud.wire.messages.TOPICS`."""
-        return self._map(Query(self._number(), topic, limit))
+        return self._channel.run(operations.query(topic, limit))
 
     def describe(self, job: tuple[int, int]) -> dict[str, Any] | None:
-        """A job as a row of topic "jobs"; None if there is no such job."""
-        rows: list[dict[str, Any] | None] = self._value(Describe(self._number(), (job,)))
-        return rows[0]
+        """Query a job's row in topic "jobs"; None if there is no such job."""
+        return self._channel.run(operations.describe(job))
 
     def resize(
         self, job: tuple[int, int], *, reservation: Fraction | None, quota: Fraction | None
-    ) -> Any:
+    ) -> None:
         """Change the reservation or the quota of a job, in CapSM."""
-        return self._value(Resize(self._number(), job, _pair(reservation), _pair(quota)))
+        self._channel.run(operations.resize(job, _pair(reservation), _pair(quota)))
 
     def cancel(self, job: tuple[int, int]) -> bool:
         """Cancel a job; returns whether it had not ended yet."""
-        return bool(self._value(Cancel(self._number(), job)))
+        return self._channel.run(operations.cancel(job))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield every event from now on, until the connection is lost."""
-        self._value(Follow(self._number(), True))
-        self._socket.settimeout(None)
+        events = self._core.events = deque()
+        self._channel.run(operations.follow())
         while True:
-            message = self._receive()
-            if isinstance(message, Happened):
-                yield message.event
+            while events:
+                yield events.popleft()
+            self._channel.wait(_Some(events))
 
-    # -- one request at a time ---------------------------------------------------------------
 
-    def _number(self) -> int:
-        self._next += 1
-        return self._next
+class _Some:
+    """Something to wait for: that there are events."""
 
-    def _map(self, request: Any) -> dict[str, Any]:
-        found = self._value(request)
-        if not isinstance(found, dict):
-            raise GpudError(f"the daemon answered with {type(found).__name__}, not with a map")
-        return found
+    def __init__(self, events: deque[dict[str, Any]]) -> None:
+        self._events = events
 
-    def _value(self, request: Any) -> Any:
-        found = self._ask(request)
-        return found.value if isinstance(found, Answer) else None
-
-    def _ask(self, request: Any) -> Any:
-        """Send a request and return the message that answers it."""
-        try:
-            self._socket.sendall(CLIENT_PROTOCOL.encode(request))
-        except OSError as error:
-            # A daemon that refuses a connection sends the reason before it closes it.
-            self._drain()
-            raise self._lost(error) from error
-        while True:
-            message = self._receive()
-            if isinstance(message, Failed) and message.request in (request.request, 0):
-                raise from_wire(message.error)
-            if getattr(message, "request", None) == request.request:
-                return message
-
-    def _receive(self) -> Any:
-        while True:
-            for body in self._bodies:
-                message = CLIENT_PROTOCOL.decode(body, Sender.DAEMON)
-                if isinstance(message, Goodbye):
-                    error = from_wire(message.error)
-                    raise ConnectionLost(f"the daemon closed the connection: {error}") from error
-                return message
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except TimeoutError as error:
-                raise ConnectionLost(
-                    f"the daemon at {self.path} does not answer; its log may say why"
-                ) from error
-            except OSError as error:
-                raise self._lost(error) from error
-            if not data:
-                raise self._lost(None)
-            self._decoder.feed(data)
-            self._bodies = iter(self._decoder.frames())
-
-    def _drain(self) -> None:
-        """Raise the error of the daemon's `Goodbye`, if it has sent one."""
-        try:
-            while True:
-                self._receive()
-        except ConnectionLost as error:
-            if isinstance(error.__cause__, GpudError):
-                raise
-
-    def _lost(self, error: OSError | None) -> ConnectionLost:
-        cause = "it closed the connection" if error is None else f"{error.strerror or error}"
-        return ConnectionLost(f"the daemon at {self.path} has gone ({cause}); see its log")
+    @property
+    def _settled(self) -> bool:
+        return bool(self._events)
 
 
 def _pair(amount: Fraction | None) -> tuple[int, int] | None:

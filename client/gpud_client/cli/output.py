@@ -50,7 +50,10 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="One JSON document instead of a table.", show_default=False)
 ]
 LimitOption = Annotated[
-    int, typer.Option("--limit", "-n", min=0, help="The latest so many; 0: all that are kept.")
+    int,
+    typer.Option(
+        "--limit", "-n", min=0, help="Only the latest N; 0: all that are kept.", metavar="N"
+    ),
 ]
 
 
@@ -91,17 +94,17 @@ def say(line: str) -> None:
 
 
 def console() -> Console:
-    """The console for tables; into a pipe they go without colours and at full width."""
+    """Return the console for tables; into a pipe they go without colours and at full width."""
     from rich.console import Console
 
-    found = Console(highlight=False, soft_wrap=False)
-    return found if found.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+    target = Console(highlight=False, soft_wrap=False)
+    return target if target.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
 
 
 def table(
     columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], width: int | None = None
 ) -> Table:
-    """A table of the rows; columns without any values are omitted.
+    """Make a table of the rows; columns without any values are omitted.
 
     Args:
         columns: In their order.
@@ -117,9 +120,9 @@ def table(
         column for column in columns if any(row.get(column.key) not in (None, "") for row in kept)
     ]
     fitted = _fitted(shown, kept, width)
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column, _, wide in fitted:
-        found.add_column(
+        made.add_column(
             column.heading,
             justify="right" if column.right else "left",
             width=wide,
@@ -127,8 +130,8 @@ def table(
             overflow="fold" if column.wraps else "ellipsis",
         )
     for cells in zip(*(texts for _, texts, _ in fitted), strict=True):
-        found.add_row(*map(Text, cells))
-    return found
+        made.add_row(*map(Text, cells))
+    return made
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
@@ -146,7 +149,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], no
 def _fitted(
     columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int | None
 ) -> list[tuple[Column, list[str], int]]:
-    """The columns that fit, with their cells and widths."""
+    """Choose the columns that fit, with their cells and widths."""
     texts = {column: [column.write(row.get(column.key)) for row in rows] for column in columns}
     full = {column: _widest(column, texts[column]) for column in columns}
     left = list(columns)
@@ -178,7 +181,7 @@ def _widest(column: Column, cells: Sequence[str]) -> int:
 
 
 def _sum(widths: Iterable[int]) -> int:
-    """The width of a line in characters: two between columns, and one at each end."""
+    """Add up the width of a line: two characters between columns, and one at each end."""
     return sum(wide + 2 for wide in widths)
 
 

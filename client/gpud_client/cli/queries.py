@@ -111,7 +111,10 @@ def status(
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="Let a daemon that is starting take so long."
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait for a daemon that is starting.",
         ),
     ] = 0,
     socket: SocketOption = None,
@@ -119,31 +122,31 @@ def status(
 ) -> None:
     """Show the daemon, its devices and what they are doing."""
     with _connect_within(socket, wait) as client:
-        found = client.query("status")
+        answer = client.query("status")
     if as_json:
-        emit(found)
+        emit(answer)
         return
-    say(headline(found))
-    print_table(DEVICES, found.get("devices", []), "it has no device")
+    say(headline(answer))
+    print_table(DEVICES, answer.get("devices", []), "it has no device")
 
 
 def ps(
     all_jobs: Annotated[
-        bool, typer.Option("--all", "-a", help="Jobs that have ended, too.", show_default=False)
+        bool, typer.Option("--all", "-a", help="Also jobs that have ended.", show_default=False)
     ] = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the jobs that wait or run; with --all also those that have ended."""
     with MinimalClient(socket) as client:
-        found = client.query("jobs")
+        answer = client.query("jobs")
         if all_jobs:
             ended = client.query("history").get("jobs", [])
-            found = {**found, "jobs": [*ended, *found.get("jobs", [])]}
+            answer = {**answer, "jobs": [*ended, *answer.get("jobs", [])]}
     if as_json:
-        emit(found)
+        emit(answer)
         return
-    print_table(JOBS, found.get("jobs", []), "no jobs")
+    print_table(JOBS, answer.get("jobs", []), "no jobs")
 
 
 def kernels(
@@ -151,22 +154,22 @@ def kernels(
 ) -> None:
     """List the loaded kernels and the form that each was brought into."""
     with MinimalClient(socket) as client:
-        found = client.query("kernels", limit)
+        answer = client.query("kernels", limit)
     if as_json:
-        emit(found)
+        emit(answer)
         return
-    print_table(_KERNELS, found.get("kernels", []), "no kernels are loaded")
+    print_table(_KERNELS, answer.get("kernels", []), "no kernels are loaded")
 
 
 def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """Show which processes use which device, and how much of its memory they hold."""
     with MinimalClient(socket) as client:
-        found = client.query("memory")
+        answer = client.query("memory")
     if as_json:
-        emit(found)
+        emit(answer)
         return
-    print_table(DEVICES, found.get("devices", []), "it has no device")
-    print_table(_MEMORY, found.get("sessions", []), "nobody holds memory")
+    print_table(DEVICES, answer.get("devices", []), "it has no device")
+    print_table(_MEMORY, answer.get("sessions", []), "nobody holds memory")
 
 
 def history(
@@ -174,21 +177,21 @@ def history(
 ) -> None:
     """List jobs that have ended, the latest last."""
     with MinimalClient(socket) as client:
-        found = client.query("history", limit)
+        answer = client.query("history", limit)
     if as_json:
-        emit(found)
+        emit(answer)
         return
-    print_table(_HISTORY, found.get("jobs", []), "no job has ended yet")
+    print_table(_HISTORY, answer.get("jobs", []), "no job has ended yet")
 
 
 def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """Check the daemon and what it depends on; say what to do about problems."""
     with MinimalClient(socket) as client:
-        found = client.query("doctor")
-    checks = found.get("checks", [])
+        answer = client.query("doctor")
+    checks = answer.get("checks", [])
     bad = any(check.get("state") == "problem" for check in checks)
     if as_json:
-        emit(found)
+        emit(answer)
     else:
         print_table(_CHECKS, checks, "the daemon reports no checks")
     if bad:
@@ -210,21 +213,21 @@ def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
         time.sleep(_POLL_S)
 
 
-def headline(found: Mapping[str, Any]) -> str:
+def headline(status: Mapping[str, Any]) -> str:
     """One line about the daemon, the most important facts first."""
-    parts = [f"gpud {found.get('version', '?')}"]
-    if not found.get("bounds_checks", True):
+    parts = [f"gpud {status.get('version', '?')}"]
+    if not status.get("bounds_checks", True):
         parts.append("BOUNDS CHECKS OFF")
-    if found.get("draining"):
+    if status.get("draining"):
         parts.append("draining")
-    if "uptime_s" in found:
-        parts.append(f"up {formatting.seconds(found['uptime_s'])}")
-    jobs = found.get("jobs")
+    if "uptime_s" in status:
+        parts.append(f"up {formatting.seconds(status['uptime_s'])}")
+    jobs = status.get("jobs")
     if isinstance(jobs, Mapping):
         busy = [f"{number} {state}" for state, number in jobs.items() if number]
         parts.append("jobs: " + (", ".join(busy) or "none"))
-    if "clients" in found:
-        parts.append(f"{found['clients']} connected")
-    if "policy" in found:
-        parts.append(f"policy {found['policy']}")
-    return ", ".join([*parts, f"pid {found.get('pid', '?')}"])
+    if "clients" in status:
+        parts.append(f"{status['clients']} connected")
+    if "policy" in status:
+        parts.append(f"policy {status['policy']}")
+    return ", ".join([*parts, f"pid {status.get('pid', '?')}"])

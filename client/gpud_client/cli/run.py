@@ -59,10 +59,12 @@ def run(
     ] = None,
     out: Annotated[
         list[str] | None,
-        typer.Option("--out", "-o", metavar="N=FILE", help="Save argument N, from 0, as .npy."),
+        typer.Option(
+            "--out", "-o", metavar="N=FILE", help="Save argument N, counted from 0, as .npy."
+        ),
     ] = None,
     show: Annotated[
-        int, typer.Option("--show", min=0, help="Print so many first values of each array.")
+        int, typer.Option("--show", min=0, help="How many values of each array to print.")
     ] = 8,
     shared: Annotated[
         int, typer.Option("--shared", min=0, help="Dynamic shared memory of a block, in bytes.")
@@ -79,9 +81,11 @@ def run(
         typer.Option("--exclusive", help="Reserve whole SMs for this job alone."),
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="End the job after so many seconds.")
+        float | None, typer.Option("--timeout", help="End the job after this many seconds.")
     ] = None,
-    device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which, from 0.")] = 0,
+    device: Annotated[
+        int, typer.Option("--device", "-d", min=0, help="Which device, counted from 0.")
+    ] = 0,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="OPTION", help="For NVRTC, such as --option=-DN=4."),
@@ -89,7 +93,7 @@ def run(
     form: Annotated[
         str | None, typer.Option("--form", help="Force a form: persistent, sliced or whole.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random arrays.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of random arrays.")] = 0,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,7 +106,7 @@ def run(
     files = dict(parse_output(written, len(values)) for written in out or ())
     for number in files:
         if not isinstance(values[number], ArraySpec):
-            raise typer.BadParameter(f"--out {number}=...: argument {number} is no array")
+            raise typer.BadParameter(f"--out {number}=...: argument {number} is not an array")
     if reservation is not None and quota is not None:
         raise typer.BadParameter("give --reservation or --quota, not both")
     if exclusive and reservation is None:
@@ -169,7 +173,7 @@ def _source(file: Path) -> str:
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise typer.BadParameter(f"{file} is no text; give CUDA C++ or PTX, not a cubin") from None
+        raise typer.BadParameter(f"{file} is not text; give CUDA C++ or PTX, not a cubin") from None
 
 
 def _device(gpu: Session, index: int) -> Device:
@@ -204,7 +208,7 @@ def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
                     _step(shown, task, job)
             if shown is not None and task is not None and not job.cancelled():
                 _step(shown, task, job)
-        found: BaseException | None = job.exception()
+        problem: BaseException | None = job.exception()
     except concurrent.futures.CancelledError as error:
         return error
     except KeyboardInterrupt:
@@ -212,7 +216,7 @@ def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
         concurrent.futures.wait([job], timeout=_END_S)
         typer.echo(f"gpuctl: job {job.id} was cancelled", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    return found
+    return problem
 
 
 def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:
@@ -239,7 +243,7 @@ def _step(shown: Progress, task: TaskID, job: Job) -> None:
 def _report(
     job: Job, function: Kernel, held: list[_Held], show: int, error: BaseException | None
 ) -> dict[str, Any]:
-    """The document that ``--json`` prints."""
+    """Make the document that ``--json`` prints."""
     arrays = []
     for number, written, array in held:
         values = array.get().ravel()[:show].tolist() if show else []

@@ -31,17 +31,20 @@ _ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "preparing": 4, 
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", "-d", min=0.05, help="Seconds between two looks.")
+        float, typer.Option("--interval", "-d", min=0.05, help="Seconds between two refreshes.")
     ] = 0.5,
     count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Number of looks; 0: until Ctrl-C.")
+        int,
+        typer.Option(
+            "--count", "-n", min=0, help="Stop after this many refreshes; 0: refresh until Ctrl-C."
+        ),
     ] = 0,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Watch the devices and the jobs that wait or run.
 
-    With --json every look is one document on a line of its own.
+    With --json every refresh is one document on a line of its own.
     """
     with MinimalClient(socket) as client:
         looks = _snapshots(client, interval, count)
@@ -103,7 +106,7 @@ def _snapshots(client: MinimalClient, interval: float, count: int) -> Iterator[d
 def _device(
     number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]], width: int
 ) -> list[Text]:
-    """A device and its allocation to online and offline jobs, in one or two lines."""
+    """Draw a device and its allocation to online and offline jobs, in one or two lines."""
     from rich.text import Text
 
     sms = int(device.get("sms") or 0)

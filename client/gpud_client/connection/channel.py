@@ -17,7 +17,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -25,6 +25,8 @@ from gpud.errors import ConnectionLost, GpudError
 from gpud_client.connection.protocol_state import (
     Notification,
     Operation,
+    PendingJob,
+    PendingJobs,
     ProtocolState,
     Request,
     connection_lost,
@@ -46,17 +48,21 @@ class Channel:
         sock: connected and non-blocking; owned from now on.
         core: the protocol's state.
         where: the socket's path, for messages.
+        answer_s: how long a request may take; None: no limit.
     """
 
-    def __init__(self, sock: socket.socket, core: ProtocolState, where: str) -> None:
+    def __init__(
+        self, sock: socket.socket, core: ProtocolState, where: str, answer_s: float | None = None
+    ) -> None:
         self.core = core
         self.where = where
+        self._answer_s = answer_s
         self._sock = sock
         self._reader = SocketReader(sock, core, where, self._send_garbage)
         self._sending = threading.Lock()
         self._unsent = bytearray()
         # Called by jobs and finalizers; bound directly, as the first is called for every job.
-        self.call_later = self._reader.call_later
+        self.call_later = self._reader.callbacks.append
         self.kick = self._reader.kick
         _channels.add(self)
 
@@ -70,11 +76,11 @@ class Channel:
             step = next(operation)
             while True:
                 try:
-                    found = self._step(step)
+                    answer = self._step(step)
                 except BaseException as error:  # noqa: BLE001  (the operation decides)
                     step = operation.throw(error)
                 else:
-                    step = operation.send(found)
+                    step = operation.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -82,13 +88,27 @@ class Channel:
             # Drop the operation's frames, which would hide the caller's line in the traceback.
             raise error.with_traceback(None) from error.__cause__
 
-    def submitting(self, job: Any, build: Callable[[int], Any]) -> Sequence[Any]:
-        """Number and send a job; returns no steps. Blocks only while the daemon does not read."""
+    def submitting(
+        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
+    ) -> Sequence[Any]:
+        """Send a job, numbered; no steps are left. Blocks only while the daemon does not read.
+
+        Args:
+            job: see `ProtocolState.open_job`, as for all that follow.
+            terms: of the job.
+            users: of what it uses.
+        """
+        core = self.core
         with self._sending:
-            self._begin()
-            self._unsent += self.core.open_job(job, build)
+            if core.lost is not None or core.garbage:
+                self._begin()
+            self._unsent += core.open_job(job, terms, users)
             self._push()
-        self._reader.job_sent()
+        reader = self._reader
+        if reader.asleep:
+            reader.look_soon()
+        if reader.callbacks:
+            reader.run_callbacks()
         return ()
 
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
@@ -148,7 +168,10 @@ class Channel:
                 self._begin()
                 self._unsent += self.core.open_request(request)
                 self._push()
-            self.wait(request)
+            if not self.wait(request, self._answer_s):
+                raise ConnectionLost(
+                    f"the daemon at {self.where} does not answer; its log may say why"
+                )
         except BaseException:
             request.abandon()
             raise
@@ -167,32 +190,29 @@ class Channel:
 
     def _push(self) -> None:
         """Send all unsent bytes. While the socket is full, read, as the daemon may wait for it."""
-        self._write()
-        if not self._unsent:
-            return
+        sent: list[int] = []
+        while self._unsent:
+            try:
+                # An interrupt is handled before or after this statement, never between the system
+                # call and storing its result.
+                sent += map(self._sock.send, (self._unsent,), (_SEND_FLAGS,))
+            except (BlockingIOError, InterruptedError):
+                self._await_room()
+            except OSError as error:
+                self._reader.read_available()  # the daemon may have sent the reason
+                self.check()
+                raise connection_lost(self.where, error.strerror or str(error)) from error
+            finally:
+                for size in sent:  # no call here: an interrupt could be handled in it
+                    del self._unsent[:size]
+                sent = []
+
+    def _await_room(self) -> None:
         writable = select.poll()
         writable.register(self._sock, select.POLLOUT)
-        while self._unsent:
-            writable.poll(1)
-            self._reader.read_available()
-            self.check()
-            self._write()
-
-    def _write(self) -> None:
-        sent: list[int] = []
-        try:
-            # An interrupt is handled before or after this statement, never between the system call
-            # and storing its result.
-            sent += map(self._sock.send, (self._unsent,), (_SEND_FLAGS,))
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as error:
-            self._reader.read_available()  # the daemon may have sent the reason
-            self.check()
-            raise connection_lost(self.where, error.strerror or str(error)) from error
-        finally:
-            for size in sent:  # no call here: an interrupt could be handled in it
-                del self._unsent[:size]
+        writable.poll(1)
+        self._reader.read_available()
+        self.check()
 
     def _send_garbage(self) -> None:
         """Send the messages of finalizers, unless another thread is sending."""

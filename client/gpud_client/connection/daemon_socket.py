@@ -16,11 +16,11 @@ __all__ = ["MAX_FRAME_BYTES", "connect_socket"]
 MAX_FRAME_BYTES = 1 << 30
 """The limit on frames from the daemon: it is trusted, and a long trace is large."""
 
-_CONNECT_S = 10.0  # a daemon that does not accept for so long counts as unreachable
+_CONNECT_S = 10.0  # a daemon that does not accept for this long counts as unreachable
 
 
 def connect_socket(path: str | os.PathLike[str]) -> socket.socket:
-    """Connect to the daemon at ``path``; returns a non-blocking socket. Blocks up to `_CONNECT_S`.
+    """Connect to the daemon at ``path``, within `_CONNECT_S`; the socket is non-blocking.
 
     Raises:
         ConnectionLost: there is no daemon, or access is denied; the message says what to do.
@@ -69,7 +69,7 @@ def _why(path: str, error: OSError) -> str:
 
 
 def _ending(path: str) -> str:
-    """The pid of a daemon that owns the path but does not listen any more; empty: there is none."""
+    """Find the pid of a daemon that owns the path but no longer listens; empty: there is none."""
     with suppress(OSError):  # there is none, or it is another user's
         # Not by trying to lock it: a daemon that starts just then would find the path taken.
         pid = Path(path + ".lock").read_text().strip()

@@ -25,8 +25,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
 from gpud.wire.framing import FrameDecoder
@@ -42,19 +42,22 @@ from gpud.wire.messages import (
     Finished,
     Free,
     Goodbye,
+    Happened,
     Hello,
     Measured,
+    Submit,
     Welcome,
 )
-from gpud_client.arena import ArenaMemory
 from gpud_client.connection.daemon_socket import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
-    from gpud_client.launch.jobs import JobBase
+    from gpud_client.arena import ArenaMemory
+    from gpud_client.devices import Device
 
 __all__ = [
     "Notification",
     "Operation",
+    "PendingJob",
     "PendingJobs",
     "ProtocolState",
     "Request",
@@ -108,7 +111,7 @@ class Request:
         wake(self._waiting)
 
     def abandon(self) -> None:
-        """Wait for the answer no longer; it is undone when it arrives, or now if it has."""
+        """Give up waiting for the answer; it is undone when it arrives, or now if it has."""
         self.abandoned = True
         if self._settled and self.undo is not None and self.error is None:
             self.undo(self.value)
@@ -126,30 +129,55 @@ class Notification(NamedTuple):
     message: Any
 
 
-class PendingJobs:
-    """The jobs that use an array or module and may not have ended."""
+class PendingJob(Protocol):
+    """What this package uses of a job; see `gpud_client.launch.job_base`.
 
-    __slots__ = ("_most", "_numbers")
+    People hold jobs, so that attributes for the library are private, too: ``_ref``, the numbers of
+    its session and its own, once it is submitted; ``_settled``, ``_settle`` and ``_lose``; what it
+    runs, where, and in which stream; and ``_asked``, whether anybody has asked how it ended.
+    """
+
+    _ref: tuple[int, int]
+    _settled: bool
+    _asked: bool
+    _what: str
+    _device: Device
+    _stream_number: int
+
+    @property
+    def id(self) -> str:
+        """The job's id in logs and ``gpuctl``."""
+
+    def _settle(self, message: Finished) -> None: ...
+
+    def _lose(self, error: GpudError) -> None: ...
+
+
+class PendingJobs:
+    """The jobs that use an array or module and may not have ended.
+
+    Attributes:
+        numbers: of these jobs, and of some that have ended.
+        most: how many, from which on those that have ended are dropped.
+    """
+
+    __slots__ = ("most", "numbers")
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._most = _PRUNE_AT
+        self.numbers: list[int] = []
+        self.most = _PRUNE_AT
 
-    def add(self, number: int, core: ProtocolState) -> None:
-        """Add a job that is about to be submitted and not in `ProtocolState.jobs` yet."""
-        if len(self._numbers) >= self._most:
-            jobs = core.jobs
-            self._numbers = [one for one in self._numbers if one in jobs]
-            self._most = max(_PRUNE_AT, 2 * len(self._numbers))
-        self._numbers.append(number)
+    def prune(self, jobs: Mapping[int, PendingJob]) -> None:
+        """Drop those that have ended, ``jobs`` being those that have not."""
+        self.numbers = [number for number in self.numbers if number in jobs]
+        self.most = max(_PRUNE_AT, 2 * len(self.numbers))
 
-    def unended(self, core: ProtocolState) -> list[Any]:
-        """The jobs that have not ended."""
-        jobs = core.jobs
-        return [job for number in self._numbers if (job := jobs.get(number)) is not None]
+    def unended(self, jobs: Mapping[int, PendingJob]) -> list[PendingJob]:
+        """Return the jobs that have not ended, ``jobs`` being all of these."""
+        return [job for number in self.numbers if (job := jobs.get(number)) is not None]
 
 
-Step = Request | Notification | list[Any]
+Step = Request | Notification | list[PendingJob]
 Operation = Generator[Step, Any, T]
 
 
@@ -164,16 +192,18 @@ class ProtocolState:
         garbage: messages to be sent before the next one; finalizers append to it.
         lost: the error with which the session ended; None while it is open.
         has_waited: whether a wait for memory was logged.
+        events: those that the daemon has sent; None: they are dropped.
     """
 
     def __init__(self) -> None:
         self.session = 0
         self.requests: dict[int, Request] = {}
-        self.jobs: dict[int, JobBase] = {}
+        self.jobs: dict[int, PendingJob] = {}
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
         self.has_waited = False
+        self.events: deque[dict[str, Any]] | None = None
         self._descriptors: deque[int] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body: bytes | None = None
@@ -199,7 +229,7 @@ class ProtocolState:
         return welcome
 
     def open_request(self, request: Request) -> bytes:
-        """Number a request; returns its frame. Nothing has changed if it raises."""
+        """Give a request its number and return its frame. If this raises, nothing has changed."""
         number = self._last_request % (_MOST_REQUESTS - 1) + 1
         frame = CLIENT_PROTOCOL.encode(request.build(number))
         self._last_request = number
@@ -208,27 +238,40 @@ class ProtocolState:
 
     @staticmethod
     def frame(notice: Notification) -> bytes:
-        """The frame of a message that has no answer."""
+        """Return the frame of a message that has no answer."""
         return CLIENT_PROTOCOL.encode(notice.message)
 
-    def open_job(self, job: JobBase, build: Callable[[int], Any]) -> bytes:
-        """Number a job; returns its frame. Nothing has changed if it raises."""
+    def open_job(
+        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
+    ) -> bytes:
+        """Give a job its number and return its frame; if this raises, the number is used again.
+
+        Args:
+            job: to be submitted.
+            terms: the fields of `gpud.wire.messages.Submit` after its number.
+            users: of the arrays and modules that the job uses.
+        """
         number = self._last_job + 1
-        frame = CLIENT_PROTOCOL.encode(build(number))
+        # Before it is sent: from now on reads of these arrays wait for this job.
+        for pending in users:
+            if len(pending.numbers) >= pending.most:
+                pending.prune(self.jobs)
+            pending.numbers.append(number)
+        frame = CLIENT_PROTOCOL.encode(Submit(number, *terms))
         self._last_job = number
         job._ref = (self.session, number)
         self.jobs[number] = job
         return frame
 
     def collect_garbage(self) -> bytes:
-        """The frames of the messages that finalizers have queued."""
-        found = b""
+        """Return the frames of the messages that finalizers have queued."""
+        frames = b""
         while self.garbage:
-            found += CLIENT_PROTOCOL.encode(self.garbage.popleft())
-        return found
+            frames += CLIENT_PROTOCOL.encode(self.garbage.popleft())
+        return frames
 
     def next_stream(self) -> int:
-        """A stream number that was not used before."""
+        """Return a stream number that was not used before."""
         self._last_stream += 1
         return self._last_stream
 
@@ -277,8 +320,13 @@ class ProtocolState:
         elif kind is Failed:
             self._failed(message)
         elif kind is Arena:
+            from gpud_client.arena import ArenaMemory  # which gpuctl has no use for
+
             descriptor = self._descriptors.popleft() if self._descriptors else None
             self.arenas[message.device] = ArenaMemory(message.base, message.size, descriptor)
+        elif kind is Happened:
+            if self.events is not None:
+                self.events.append(message.event)
         elif kind is Goodbye:
             error = from_wire(message.error)
             lost = ConnectionLost(f"the daemon closed the connection: {error}")
@@ -346,7 +394,7 @@ def wake(waiting: Iterable[Any]) -> None:
 
 
 def connection_lost(where: str, why: GpudError | str) -> ConnectionLost:
-    """The error for a lost connection.
+    """Return the error for a lost connection.
 
     Args:
         where: the socket's path.

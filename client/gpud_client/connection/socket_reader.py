@@ -60,12 +60,12 @@ class _Waiter:
     def __init__(self, target: Any) -> None:
         self.target = target
         self.thread = threading.get_ident()
-        self.signal = threading.Lock()
-        self.signal.acquire()
+        self.signal: threading.Lock | None = None  # locked while another thread reads
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # it was woken before
-            self.signal.release()
+        if self.signal is not None:
+            with suppress(RuntimeError):  # it was woken before
+                self.signal.release()
 
 
 class SocketReader:
@@ -79,6 +79,8 @@ class SocketReader:
 
     Attributes:
         closing: whether the session is being ended; threads stop reading.
+        asleep: whether the background thread does not look whether a thread reads.
+        callbacks: of users, to be run by a thread that holds no lock and no baton.
     """
 
     def __init__(
@@ -94,13 +96,14 @@ class SocketReader:
         self._waiters: deque[_Waiter] = deque()
         self._reads = 0
         self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._received: list[Any] = []  # the result of a system call, until it is handled
         self._unhandled = False
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._callbacks: deque[Callable[[], None]] = deque()
+        self.callbacks: deque[Callable[[], None]] = deque()
         self._kicks = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._background: threading.Thread | None = None
-        self._asleep = True
+        self.asleep = True
         self._released = False
 
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
@@ -108,10 +111,11 @@ class SocketReader:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not target._settled and self._core.lost is None:
             self._wait_for(target, end)
-            self.run_callbacks()
-            if end is not None and time.monotonic() >= end:
+            if self.callbacks:
+                self.run_callbacks()
+            elif end is not None and time.monotonic() >= end:
                 break
-        if self._callbacks:
+        if self.callbacks:
             self.run_callbacks()
         return bool(target._settled)
 
@@ -133,22 +137,11 @@ class SocketReader:
         finally:
             self._pass_on(waiter)
 
-    def call_later(self, callback: Callable[[], None]) -> None:
-        """Queue a user's callback; it runs once this thread holds no lock and no baton."""
-        self._callbacks.append(callback)
-
     def run_callbacks(self) -> None:
         """Run the queued callbacks. The caller must hold no lock."""
-        while self._callbacks:
+        while self.callbacks:
             with suppress(IndexError):  # another thread was quicker
-                self._callbacks.popleft()()
-
-    def job_sent(self) -> None:
-        """Have the background thread check that a thread reads: a job is pending."""
-        if self._asleep:
-            self._look_soon()
-        if self._callbacks:
-            self.run_callbacks()
+                self.callbacks.popleft()()
 
     def kick(self) -> None:
         """Wake the background thread, if there is one; safe in a finalizer."""
@@ -172,10 +165,12 @@ class SocketReader:
                 if reader is None:
                     self._reader = waiter
                 elif not nested:
+                    signal = waiter.signal = threading.Lock()
+                    signal.acquire()
                     self._waiters.append(waiter)
                     if reader.target is None:
                         self.kick()
-            if reader is not None and not nested:
+            if waiter.signal is not None:
                 waiter.signal.acquire(timeout=-1 if end is None else _left_s(end))
                 if self._reader is not waiter:
                     return
@@ -184,14 +179,12 @@ class SocketReader:
             self._pass_on(waiter)
 
     def _read(self, target: Any, end: float | None) -> None:
-        while not target._settled and not self._callbacks and self._core.lost is None:
+        while not target._settled and not self.callbacks and self._core.lost is None:
             if self._unhandled:
                 self._settle()
-                continue
-            left_s = None if end is None else _left_s(end)
-            if self._poll.poll(None if left_s is None else left_s * 1000):
+            elif self._received or self._poll.poll(None if end is None else _left_s(end) * 1000):
                 self._receive()
-            elif left_s == 0:
+            elif end is not None and time.monotonic() >= end:
                 return
 
     def _pass_on(self, waiter: _Waiter) -> None:
@@ -207,46 +200,38 @@ class SocketReader:
                 if not following.target._settled:
                     self._reader = following
                 following.wake()
-            look = self._reader is None and self._asleep and bool(self._core.jobs)
+            look = self._reader is None and self.asleep and bool(self._core.jobs)
         if look:
-            self._look_soon()
+            self.look_soon()
         if self.closing:
             self.release()
 
     def _receive(self) -> None:
         """Receive and handle what has arrived. The caller holds the baton."""
-        received: list[Any] = []
-        try:
-            # An interrupt is handled before or after this statement, never between the system call
-            # and storing its result.
-            received += map(
-                self._sock.recvmsg_into, ([self._buffer],), (_DESCRIPTORS,), (_READ_FLAGS,)
-            )
-            self._feed(received)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._lose(error.strerror or str(error))
-            return
-        except BaseException:
-            if received:
-                self._feed(received)
-            raise
-        if self._unhandled:
-            self._settle()
-        else:
-            self._lose("it has ended; its log may say why")
-
-    def _feed(self, received: list[Any]) -> None:
-        """Pass the result of the system call to the protocol state, and empty the list."""
+        received = self._received
+        if not received:  # else an interrupt came before it was handled
+            try:
+                # An interrupt is handled before or after this statement, never between the system
+                # call and storing its result.
+                received += map(
+                    self._sock.recvmsg_into, ([self._buffer],), (_DESCRIPTORS,), (_READ_FLAGS,)
+                )
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._lose(error.strerror or str(error))
+                return
         size, ancillary, _, _ = received[0]
-        found: list[int] = []
+        if not size:
+            self._lose("it has ended; its log may say why")
+            return
+        descriptors: list[int] = []
         for _, _, data in ancillary:
-            found += array("i", data[: len(data) - len(data) % 4])
-        if size:
-            self._unhandled = True
-            self._core.feed(self._buffer[:size], found)
-        received.clear()
+            descriptors += array("i", data[: len(data) - len(data) % 4])
+        self._core.feed(self._buffer[:size], descriptors)
+        del received[:]  # no call here: an interrupt could be handled before it
+        self._unhandled = True
+        self._settle()
 
     def _settle(self) -> None:
         try:
@@ -255,14 +240,14 @@ class SocketReader:
         except GpudError as error:
             self._core.fail_all(connection_lost(self._where, error))
         finally:
-            self._wake_settled()
+            if self._waiters:
+                self._wake_settled()
 
     def _wake_settled(self) -> None:
-        if self._waiters:
-            with self._mutex:
-                for waiter in self._waiters:
-                    if waiter.target._settled:
-                        waiter.wake()
+        with self._mutex:
+            for waiter in self._waiters:
+                if waiter.target._settled:
+                    waiter.wake()
 
     def _lose(self, why: str) -> None:
         """End the session: the connection is lost, or was closed by `hang_up`."""
@@ -274,7 +259,7 @@ class SocketReader:
 
     # -- the background thread
 
-    def _look_soon(self) -> None:
+    def look_soon(self) -> None:
         """Have the background thread check, after `_LOOK_S`, that a thread reads."""
         if self._background is None:
             with self._mutex:
@@ -283,7 +268,7 @@ class SocketReader:
                         target=self._watch, name="gpud_client", daemon=True
                     )
                     self._background.start()
-        self._asleep = False
+        self.asleep = False
         self.kick()
 
     def _watch(self) -> None:
@@ -293,7 +278,7 @@ class SocketReader:
         both.register(self._kicks, select.POLLIN)
         both.register(self._sock, select.POLLIN)
         while not self.closing:
-            if self._asleep or self._core.lost is not None:
+            if self.asleep or self._core.lost is not None:
                 kicks.poll()
                 self._clear_kicks()
                 continue
@@ -302,19 +287,19 @@ class SocketReader:
             waiter = None
             with self._mutex:
                 if self._reader is not None or not self._core.jobs:
-                    self._asleep = True
+                    self.asleep = True
                 elif reads == self._reads:
                     waiter = self._reader = _Waiter(None)
             if waiter is not None:
                 self._read_for_others(waiter, both)
-            elif self._asleep and self._reader is None and self._core.jobs:
-                self._asleep = False  # a job was submitted between the check and `_asleep = True`
+            elif self.asleep and self._reader is None and self._core.jobs:
+                self.asleep = False  # a job was submitted between the check and `_asleep = True`
         self.wait_until_lost()
         self.release()
 
     def _read_for_others(self, waiter: _Waiter, both: select.poll) -> None:
         try:
-            while not (self._waiters or self._callbacks or self.closing or self._core.lost):
+            while not (self._waiters or self.callbacks or self.closing or self._core.lost):
                 if self._unhandled:
                     self._settle()
                     continue
@@ -374,7 +359,7 @@ class SocketReader:
         self._mutex = threading.Lock()
         self._reader, self._background = None, None
         self._waiters.clear()
-        self._callbacks.clear()
+        self.callbacks.clear()
         self.release()
 
 

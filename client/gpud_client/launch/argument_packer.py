@@ -24,7 +24,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,30 +52,33 @@ class ArgumentPacker:
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, str, int, int, int]]) -> None:
         self._name = name
-        self._converters: list[Convert] = []
+        self._fields: list[_Field] = []
         layout = "<"
         at = 0
         for _, kind, size, _, offset in parameters:
-            letter, convert = _converter(kind, size)
+            letter, field = _field(kind, size)
             layout += f"{offset - at}x{letter}" if offset > at else letter
             at = offset + size
-            self._converters.append(convert)
+            self._fields.append(field)
         self._struct = struct.Struct(layout)
         assert self._struct.size == at
 
     def pack(self, args: Sequence[Any]) -> tuple[bytes, list[ArrayBase]]:
-        """The parameter buffer, and the arrays among the arguments.
+        """Return the parameter buffer, and the arrays among the arguments.
 
         Raises:
             TypeError: too many or too few arguments, or one of the wrong kind.
             ValueError: one is out of range, of the wrong size, or an array that was freed.
         """
-        converters = self._converters
+        fields = self._fields
         arrays: list[ArrayBase] = []
         values: list[Any] = []
         try:
-            for convert, value in zip(converters, args, strict=True):
-                values.append(convert(value, arrays))
+            for (usual, least, most, convert), value in zip(fields, args, strict=True):
+                if type(value) is usual and least <= value <= most:
+                    values.append(value)
+                else:
+                    values.append(convert(value, arrays))
         except _Mistake as mistake:
             raise mistake.error(
                 f"argument {len(values)} of {self._name}: {mistake.problem}"
@@ -85,10 +88,10 @@ class ArgumentPacker:
                 raise TypeError(
                     f"args is a tuple of the kernel's arguments, not {args!r}"
                 ) from None
-            if len(args) == len(converters):
+            if len(args) == len(fields):
                 raise
             raise TypeError(
-                f"{self._name} takes {len(converters)} arguments, not {len(args)}"
+                f"{self._name} takes {len(fields)} arguments, not {len(args)}"
             ) from None
         return self._struct.pack(*values), arrays
 
@@ -100,12 +103,26 @@ class _Mistake(Exception):
         self.problem = problem
 
 
-def _converter(kind: str, size: int) -> tuple[str, Convert]:
+class _Field(NamedTuple):
+    """A parameter's field in the buffer: values of the ``usual`` type are packed as they are.
+
+    ``least`` and ``most`` are their range. Every other value is converted; all are if there is no
+    usual type.
+    """
+
+    usual: type[Any] | None
+    least: float
+    most: float
+    convert: Convert
+
+
+def _field(kind: str, size: int) -> tuple[str, _Field]:
     if kind == "float" and size in _FLOATS:
-        return _FLOATS[size][0], _float(size)
+        letter, largest, _ = _FLOATS[size]
+        return letter, _Field(float, -largest, largest, _float(size))
     if kind in ("int", "uint", "bits", "pointer") and size in _UNSIGNED:
-        return _UNSIGNED[size], _integer(kind, size)
-    return f"{size}s", _struct(size)
+        return _UNSIGNED[size], _Field(int, 0, (1 << 8 * size) - 1, _integer(kind, size))
+    return f"{size}s", _Field(None, 0, 0, _struct(size))
 
 
 def _float(size: int) -> Convert:
@@ -158,7 +175,7 @@ def _integer(kind: str, size: int) -> Convert:
         if pointer:
             if isinstance(value, ArrayBase):
                 arrays.append(value)
-                return value._live_address()
+                return value._address if value._allocation is not None else value._live_address()
             if value is None:
                 return 0
         if isinstance(value, np.generic | np.ndarray):

@@ -1,27 +1,30 @@
-"""Kernels: their parameters, form and occupancy, and submitting launches."""
+"""Kernels: their parameters, form and occupancy, launches of them, and submitting these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 import msgpack
 
 from gpud.errors import LaunchConfigError, from_wire
-from gpud.units import Share
 from gpud.wire.messages import Measure
+from gpud_client.arrays import ArrayBase
+from gpud_client.connection.faces import operation
 from gpud_client.connection.protocol_state import Operation, Request
+from gpud_client.devices import Device
 from gpud_client.launch.argument_packer import ArgumentPacker
-from gpud_client.launch.launches import Dim, Launch, as_dim3, as_shared
+from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3, as_shared
+from gpud_client.launch.loaded_module import LoadedModule
+from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
 
-if TYPE_CHECKING:
-    from gpud_client.devices import Device
-    from gpud_client.launch.jobs import Job
-    from gpud_client.launch.modules import LoadedModule, Module
-    from gpud_client.launch.streams import Stream
-    from gpud_client.session import Session
+__all__ = ["KernelBase", "Launch", "PackedLaunch", "Parameter"]
 
-__all__ = ["Kernel", "KernelBase", "PackedLaunch", "Parameter"]
+_Packer = msgpack.Packer
+_MOST_SHARED_BYTES = (1 << 32) - 1
+
+JobT = TypeVar("JobT")
+ModuleT = TypeVar("ModuleT")
 
 
 class Parameter(NamedTuple):
@@ -44,7 +47,7 @@ class Parameter(NamedTuple):
 
 
 class PackedLaunch(NamedTuple):
-    """A launch packed for a device: its packed `gpud.wire.messages.Launch`, M and its form."""
+    """A launch packed for a device: its `gpud.wire.messages.Launch`, M and its form."""
 
     device: Device
     loaded: LoadedModule
@@ -53,7 +56,7 @@ class PackedLaunch(NamedTuple):
     form: str
 
 
-class KernelBase:
+class KernelBase(Generic[ModuleT, JobT]):
     """State and operations common to `Kernel` and `AsyncKernel`.
 
     Raises:
@@ -63,6 +66,7 @@ class KernelBase:
 
     def __init__(self, module: Any, name: str) -> None:
         self._session = module._session
+        self._channel = module._channel
         self._module = module
         home: LoadedModule = module._home
         self._what = home.kernels[home.index(name)]
@@ -93,22 +97,89 @@ class KernelBase:
         """Its parameters, in order."""
         return self._params
 
+    @property
+    def module(self) -> ModuleT:
+        """The module of the kernel, with its ``__constant__`` and ``__device__`` variables."""
+        module: ModuleT = self._module
+        return module
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name} ({self.form})>"
 
     def call(self, grid: Dim, block: Dim, args: Sequence[Any] = (), *, shared: int = 0) -> Launch:
-        """A launch of this kernel, to be submitted with others by ``sequence``.
+        """Make a launch of this kernel, to be submitted with others by ``sequence``.
 
         The arguments are checked and packed now, as in ``submit``. Nothing is sent.
         """
         return Launch(self, grid, block, args, shared)
 
+    @operation
+    def occupancy(
+        self, block: Dim, shared: int = 0, *, device: Device | int | None = None
+    ) -> Operation[int]:
+        """Return M: how many blocks of this shape fit on one SM. Queries the daemon once a shape.
+
+        Args:
+            block: Threads of a block, an int or up to three.
+            shared: Dynamic shared memory of a block, in bytes.
+            device: On which device; None: where it was compiled first.
+
+        Raises:
+            LaunchConfigError: No block of that shape fits; the message names the limit.
+        """
+        on = self._session._on(device, self._module._device)
+        dims, size = as_dim3("block", block), as_shared(shared)
+        loaded: LoadedModule = yield from self._module._load(on)
+        index = loaded.index(self._name)
+        measured = loaded.measured.get((index, dims, size))
+        if measured is None:
+            measured = yield from self._measure(loaded, index, dims, size)
+        return measured[0]
+
+    @operation
+    @takes_submit_options
+    def submit(
+        self,
+        grid: Dim,
+        block: Dim,
+        args: Sequence[Any] = (),
+        *,
+        shared: int = 0,
+        **options: Unpack[SubmitOptions],
+    ) -> Operation[JobT]:
+        """Submit a launch as a job; returns at once.
+
+        The first submission with a new block shape queries the kernel's occupancy and waits for
+        the answer, as does the first offline one with a timeout; later ones only send.
+
+        Args:
+            grid: Task blocks, an int or up to three.
+            block: Threads of a block, an int or up to three.
+            args: One for each parameter: numbers, arrays, structs; see the reference.
+            shared: Dynamic shared memory of a block, in bytes.
+            **options: See `SubmitOptions`.
+
+        Raises:
+            TypeError: An argument is of the wrong kind, or there are too many or too few.
+            ValueError: An argument is out of range, of the wrong size, freed, or of another
+                session; or both shares are given.
+            LaunchConfigError: The grid, block or shared memory is not possible; a ValueError.
+            AdmissionError: The device can never grant the share.
+            ConnectionLost: The connection to the daemon is lost.
+        """
+        terms = complete(options)
+        launch = Launch(self, grid, block, args, shared)
+        job: JobT = yield from self._session._submit((launch,), terms)
+        return job
+
+    # -- steps of operations
+
     def _pack(self, launch: Launch, device: Device) -> Operation[PackedLaunch]:
         """Pack a launch for a device: load and measure its kernel there if needed."""
-        made: PackedLaunch | None = launch._packed
-        if made is not None and made.device is device:
-            return made
-        loaded = self._module._loaded.get(device.index)
+        packed = launch._packed
+        if packed is not None and packed.device is device:
+            return packed
+        loaded: LoadedModule | None = self._module._loaded.get(device.index)
         if loaded is None:
             loaded = yield from self._module._load(device)
         index = self._indices.get(device.index)
@@ -120,23 +191,19 @@ class KernelBase:
         if self._what.get("cooperative"):
             LaunchConfigError.check_together(launch.grid, measured[0], device.sms)
         fields = (
-            loaded.number,
-            index,
-            launch.grid,
-            launch.block,
-            launch.shared,
-            launch._parameters,
-        )
-        made = launch._packed = PackedLaunch(device, loaded, msgpack.packb(fields), *measured)
-        return made
+            loaded.number, index, launch.grid, launch.block, launch.shared, launch._parameters
+        )  # fmt: skip
+        packed = launch._packed = PackedLaunch(device, loaded, _Packer().pack(fields), *measured)
+        return packed
 
     def _measure(
         self, loaded: LoadedModule, index: int, block: tuple[int, int, int], shared: int
     ) -> Operation[tuple[int, str]]:
         number = loaded.number
         answer = yield Request(lambda request: Measure(request, number, index, block, shared))
-        found = loaded.measured[index, block, shared] = int(answer.occupancy), str(answer.form)
-        return found
+        measured = int(answer.occupancy), str(answer.form)
+        loaded.measured[index, block, shared] = measured
+        return measured
 
     def _make_killable(self, launch: Launch, device: Device) -> Operation[None]:
         """Compile the variant with kill polls that offline jobs with a timeout run, in advance."""
@@ -149,104 +216,82 @@ class KernelBase:
             yield Request(lambda request: Measure(request, number, index, block, shared, True))
             loaded.killable.add((index, block, shared))
 
-    def _occupancy(self, block: Dim, shared: int, device: Device) -> Operation[int]:
-        dims, size = as_dim3("block", block), as_shared(shared)
-        loaded: LoadedModule = yield from self._module._load(device)
-        index = loaded.index(self._name)
-        measured = loaded.measured.get((index, dims, size))
-        if measured is None:
-            measured = yield from self._measure(loaded, index, dims, size)
-        return measured[0]
 
+class Launch:
+    """One launch with its arguments, for `Session.sequence`; made by `Kernel.call`.
 
-class Kernel(KernelBase):
-    """A kernel, compiled and rewritten; made by `Session.kernel` or `Module.kernel`.
+    The arguments are packed when it is made. It may be submitted any number of times, and keeps its
+    arrays alive.
 
-    Thread-safe.
+    Attributes:
+        kernel: The kernel that is launched.
+        grid: Task blocks, as (x, y, z).
+        block: Threads of a block, likewise.
+        shared: Dynamic shared memory of a block, in bytes.
     """
 
-    _session: Session
+    __slots__ = (
+        "_arrays",
+        "_device",
+        "_packed",
+        "_parameters",
+        "_sequence",
+        "_total",
+        "block",
+        "grid",
+        "kernel",
+        "shared",
+    )
 
-    @property
-    def module(self) -> Module:
-        """The module of the kernel, with its ``__constant__`` and ``__device__`` variables."""
-        found: Module = self._module
-        return found
+    def __init__(
+        self, kernel: KernelBase[Any, Any], grid: Dim, block: Dim, args: Sequence[Any], shared: int
+    ) -> None:
+        # The usual values are checked here, as every submission passes.
+        if type(grid) is int and 0 < grid <= MOST_BLOCKS:
+            self.grid = grid, 1, 1
+        else:
+            self.grid = as_dim3("grid", grid)
+        if type(block) is int and 0 < block <= MOST_BLOCKS:
+            self.block = block, 1, 1
+        else:
+            self.block = as_dim3("block", block)
+        usual = type(shared) is int and 0 <= shared <= _MOST_SHARED_BYTES
+        self.shared = shared if usual else as_shared(shared)
+        x, y, z = self.grid
+        self._total = x * y * z
+        if self._total > MOST_BLOCKS:
+            raise LaunchConfigError(
+                "grid",
+                self.grid,
+                f"{self._total} task blocks are over {MOST_BLOCKS}; split the work into jobs",
+                limit=MOST_BLOCKS,
+            )
+        self.kernel = kernel
+        self._parameters, self._arrays = kernel._packer.pack(args)
+        self._device = _device_of(kernel, self._arrays) if self._arrays else None
+        self._packed: PackedLaunch | None = None  # for one device
+        self._sequence: Any = None  # the `PackedSequence` that begins with this launch
 
-    def occupancy(self, block: Dim, shared: int = 0, *, device: Device | int | None = None) -> int:
-        """M: how many blocks of this shape fit on one SM. Queries the daemon once for each shape.
+    def __repr__(self) -> str:
+        return f"<Launch {self.kernel.name} grid={self.grid} block={self.block}>"
 
-        Args:
-            block: Threads of a block, an int or up to three.
-            shared: Dynamic shared memory of a block, in bytes.
-            device: On which device; None: where it was compiled first.
 
-        Raises:
-            LaunchConfigError: No block of that shape fits; the message names the limit.
-        """
-        on = self._session._on(device, self._module._device)
-        return self._session._channel.run(self._occupancy(block, shared, on))
+def _device_of(kernel: KernelBase[Any, Any], arrays: list[ArrayBase]) -> Device:
+    """Return the device of the arrays.
 
-    def submit(
-        self,
-        grid: Dim,
-        block: Dim,
-        args: Sequence[Any] = (),
-        *,
-        shared: int = 0,
-        reservation: Share | None = None,
-        quota: Share | None = None,
-        deadline: float | None = None,
-        timeout: float | None = None,
-        stream: Stream | None = None,
-        after: Iterable[Job] = (),
-        device: Device | int | None = None,
-        weight: int = 1,
-        exclusive: bool = False,
-    ) -> Job:
-        """Submit a launch as a job; returns at once.
-
-        The first submission with a new block shape queries the kernel's occupancy and blocks for
-        the answer, as does the first offline one with a timeout; later ones only send.
-
-        Args:
-            grid: Task blocks, an int or up to three.
-            block: Threads of a block, an int or up to three.
-            args: One for each parameter: numbers, arrays, structs; see the reference.
-            shared: Dynamic shared memory of a block, in bytes.
-            reservation: Run online, with at least this share: CapSM, or ``"25%"``.
-            quota: Run offline, with at most this share. Neither: offline, the whole device.
-            deadline: Seconds from now; orders waiting online jobs.
-            timeout: Seconds that the job may run; then it is ended with `JobTimeout`.
-            stream: Jobs of one stream run in order; None: the session's default stream.
-            after: Jobs that must have ended before, however they ended.
-            device: On which device; None: where the arrays are, else where it was compiled first.
-            weight: 1 to 1000: an offline job's weight when capacity is shared.
-            exclusive: Reserve whole SMs on which no other job's blocks run until this job has
-                ended. Rounded up to a multiple of `Device.exclusive_step`; such a job cannot be
-                resized.
-
-        Raises:
-            TypeError: An argument is of the wrong kind, or there are too many or too few.
-            ValueError: An argument is out of range, of the wrong size, freed, or of another
-                session; or both shares are given.
-            LaunchConfigError: The grid, block or shared memory is not possible; a ValueError.
-            AdmissionError: The device can never grant the share.
-            ConnectionLost: The connection to the daemon is lost.
-        """
-        session = self._session
-        launch = Launch(self, grid, block, args, shared)
-        submission = session._submit(
-            (launch,),
-            reservation,
-            quota,
-            deadline,
-            timeout,
-            stream,
-            after,
-            device,
-            weight,
-            exclusive,
-        )
-        job: Job = session._channel.run(submission)
-        return job
+    Raises:
+        ValueError: they are of another session, or on different devices.
+    """
+    session, device = kernel._session, arrays[0]._device
+    for array in arrays:
+        if array._session is not session:
+            raise ValueError(
+                f"{array!r} is of another session; every array of a job is made by the session "
+                "that submits it"
+            )
+        if array._device is not device:
+            raise ValueError(
+                f"the arrays of a job lie on one device, not on {device.name} and "
+                f"{array._device.name}"
+            )
+    return device

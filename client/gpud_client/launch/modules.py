@@ -3,65 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gpud.errors import KernelNotFound, UnknownName
+from gpud.errors import UnknownName
 from gpud.wire.messages import Compile, ReadSymbol, Unload, WriteSymbol
 from gpud_client.arrays import Shape, as_dtype, as_shape
-from gpud_client.connection.protocol_state import Operation, PendingJobs, ProtocolState, Request
-from gpud_client.launch.kernels import Kernel
+from gpud_client.connection.faces import operation
+from gpud_client.connection.protocol_state import Operation, ProtocolState, Request
+from gpud_client.devices import Device
+from gpud_client.launch.loaded_module import LoadedModule
 
-if TYPE_CHECKING:
-    from gpud_client.devices import Device
-
-__all__ = ["LoadedModule", "Module", "ModuleBase", "Symbol", "SymbolBase"]
+__all__ = ["ModuleBase", "SymbolBase"]
 
 _PIECE_BYTES = 8 << 20  # the most bytes of a variable in one message
 
-
-class LoadedModule:
-    """The daemon's module on one device; unloaded when this object is garbage collected."""
-
-    def __init__(self, core: ProtocolState, kick: Any, answer: Any) -> None:
-        self._core = core
-        self._kick = kick
-        self.number: int = answer.module
-        self.kernels: list[dict[str, Any]] = answer.kernels
-        self.names: Mapping[str, int] = answer.names
-        self.symbols: Mapping[str, int] = answer.symbols
-        self.log: str = answer.log
-        # (M, form) by (kernel, block, dynamic shared memory)
-        self.measured: dict[tuple[int, tuple[int, int, int], int], tuple[int, str]] = {}
-        # The same keys, of which the variant with kill polls was measured.
-        self.killable: set[tuple[int, tuple[int, int, int], int]] = set()
-        self.users = PendingJobs()
-
-    def index(self, name: str) -> int:
-        """The index of a kernel, by its requested name, its name in the source or its PTX entry.
-
-        Raises:
-            KernelNotFound: there is none of that name.
-        """
-        found = self.names.get(name)
-        if found is not None:
-            return found
-        for index, kernel in enumerate(self.kernels):
-            if name in (kernel["name"], kernel["entry"]):
-                return index
-        raise KernelNotFound(name, [str(kernel["name"]) for kernel in self.kernels], log=self.log)
-
-    def __del__(self) -> None:
-        if self._core.lost is None:
-            self._core.garbage.append(Unload(self.number))
-            self._kick()
+KernelT = TypeVar("KernelT")
+SymbolT = TypeVar("SymbolT")
 
 
-class ModuleBase:
+class ModuleBase(Generic[KernelT, SymbolT]):
     """State and operations common to `Module` and `AsyncModule`."""
+
+    _kernel_class: Callable[[Any, str], KernelT]
+    _symbol_class: Callable[..., SymbolT]
 
     def __init__(
         self,
@@ -73,6 +41,7 @@ class ModuleBase:
         device: Device,
     ) -> None:
         self._session = session
+        self._channel = session._channel
         self._source = source
         self._names = names
         self._options = options
@@ -95,50 +64,14 @@ class ModuleBase:
         """The compiler's output, such as warnings."""
         return self._home.log
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {', '.join(self.names) or 'no kernel'}>"
-
-    @property
-    def _home(self) -> LoadedModule:
-        return self._loaded[self._device.index]
-
-    def _load(self, device: Device) -> Operation[LoadedModule]:
-        """The module on a device, compiled for it at the first call."""
-        found = self._loaded.get(device.index)
-        if found is None:
-            core: ProtocolState = self._session._core
-            fields = (device.index, self._source, self._names, self._options, self._form)
-            answer = yield Request(
-                lambda number: Compile(number, *fields),
-                undo=lambda answer: core.garbage.append(Unload(answer.module)),
-            )
-            found = LoadedModule(core, self._session._channel.kick, answer)
-            self._loaded[device.index] = found
-        return found
-
-    def _symbol_size(self, name: str) -> int:
-        size = self._home.symbols.get(name)
-        if size is None:
-            known = ", ".join(self._home.symbols) or "none"
-            raise UnknownName(f"the module has no variable {name!r}; it has {known}")
-        return size
-
-
-class Module(ModuleBase):
-    """A compiled source: its kernels, and the variables that they share.
-
-    Made by `Session.module`; `Kernel.module` is the one of a kernel. Its variables are the
-    session's own, and keep their values between jobs.
-    """
-
-    def kernel(self, name: str) -> Kernel:
-        """A kernel of this module; see `Session.kernel`.
+    def kernel(self, name: str) -> KernelT:
+        """Return a kernel of this module; see `Session.kernel`.
 
         Raises:
             KernelNotFound: There is none of that name.
             KernelRejected: gpud cannot run it.
         """
-        return Kernel(self, name)
+        return type(self)._kernel_class(self, name)
 
     def symbol(
         self,
@@ -147,8 +80,8 @@ class Module(ModuleBase):
         shape: Shape | None = None,
         *,
         device: Device | int | None = None,
-    ) -> Symbol:
-        """A ``__constant__`` or ``__device__`` variable.
+    ) -> SymbolT:
+        """Return a ``__constant__`` or ``__device__`` variable.
 
         Args:
             name: Its name in the PTX; outside of namespaces that is the name in the source.
@@ -160,7 +93,36 @@ class Module(ModuleBase):
             UnknownName: There is none of that name; a LookupError.
             ValueError: The variable does not have the size of ``shape`` and ``dtype``.
         """
-        return Symbol(self, name, dtype, shape, self._session._on(device, self._device))
+        on = self._session._on(device, self._device)
+        return type(self)._symbol_class(self, name, dtype, shape, on)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(self.names) or 'no kernel'}>"
+
+    @property
+    def _home(self) -> LoadedModule:
+        return self._loaded[self._device.index]
+
+    def _load(self, device: Device) -> Operation[LoadedModule]:
+        """Return the module on a device; it is compiled for it at the first use."""
+        loaded = self._loaded.get(device.index)
+        if loaded is None:
+            core: ProtocolState = self._session._core
+            fields = (device.index, self._source, self._names, self._options, self._form)
+            answer = yield Request(
+                lambda number: Compile(number, *fields),
+                undo=lambda answer: core.garbage.append(Unload(answer.module)),
+            )
+            loaded = LoadedModule(core, self._channel.kick, answer)
+            self._loaded[device.index] = loaded
+        return loaded
+
+    def _symbol_size(self, name: str) -> int:
+        size = self._home.symbols.get(name)
+        if size is None:
+            known = ", ".join(self._home.symbols) or "none"
+            raise UnknownName(f"the module has no variable {name!r}; it has {known}")
+        return size
 
 
 class SymbolBase:
@@ -175,6 +137,7 @@ class SymbolBase:
         device: Device,
     ) -> None:
         self._module = module
+        self._channel = module._channel
         self._device = device
         self.name = name
         self.nbytes: int = module._symbol_size(name)
@@ -197,12 +160,17 @@ class SymbolBase:
 
     def _ready(self) -> Operation[LoadedModule]:
         loaded: LoadedModule = yield from self._module._load(self._device)
-        jobs = loaded.users.unended(self._module._session._core)
+        jobs = loaded.users.unended(self._channel.core.jobs)
         if jobs:
             yield jobs
         return loaded
 
-    def _get(self) -> Operation[Any]:
+    @operation
+    def get(self) -> Operation[Any]:
+        """Return the variable's value: bytes, or a NumPy array if a dtype was given.
+
+        Waits for the jobs that were submitted with the module and have not ended.
+        """
         loaded = yield from self._ready()
         module, name, data = loaded.number, self.name, b""
         while len(data) < self.nbytes:
@@ -213,7 +181,14 @@ class SymbolBase:
             return data
         return np.frombuffer(bytearray(data), self.dtype).reshape(self.shape)
 
-    def _set(self, values: npt.ArrayLike | bytes) -> Operation[None]:
+    @operation
+    def set(self, values: npt.ArrayLike | bytes) -> Operation[None]:
+        """Write the whole variable; waits for the same jobs as `get`.
+
+        Raises:
+            TypeError: The values are of another type.
+            ValueError: They have another size or shape.
+        """
         if self.dtype is not None and not isinstance(values, bytes | bytearray | memoryview):
             given = np.asarray(values)
             if isinstance(values, np.ndarray | np.generic) and given.dtype != self.dtype:
@@ -236,35 +211,6 @@ class SymbolBase:
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
             yield Request(_writing(loaded.number, self.name, at, piece))
-
-
-class Symbol(SymbolBase):
-    """A variable of a module; made by `Module.symbol`.
-
-    Attributes:
-        name: Its name in the PTX.
-        nbytes: Its size.
-        dtype: Of an element; None: it is read and written as bytes.
-        shape: Its shape; None: it is read and written as bytes.
-    """
-
-    _module: Module
-
-    def get(self) -> Any:
-        """The variable's value: bytes, or a NumPy array if a dtype was given.
-
-        Waits for the jobs that were submitted with the module and have not ended.
-        """
-        return self._module._session._channel.run(self._get())
-
-    def set(self, values: npt.ArrayLike | bytes) -> None:
-        """Write the whole variable; waits for the same jobs as `get`.
-
-        Raises:
-            TypeError: The values are of another type.
-            ValueError: They have another size or shape.
-        """
-        self._module._session._channel.run(self._set(values))
 
 
 def _reading(module: int, name: str, at: int, size: int) -> Callable[[int], ReadSymbol]:

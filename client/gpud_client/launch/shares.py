@@ -28,12 +28,12 @@ class Amounts(NamedTuple):
 
 
 def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
-    """A share of a device as a fraction for the wire; a quota is capped at the whole device.
+    """Convert a share of a device to a fraction for the wire; a quota is at most the whole device.
 
     Raises:
         AdmissionError: a reservation that online jobs can never have there.
         TypeError: it is not a share.
-        ValueError: it is not a valid share, or its fraction has too large numbers.
+        ValueError: it is not a valid share, or the numbers of its fraction are too large.
     """
     if value is None:
         return None
@@ -59,7 +59,7 @@ def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
 def admissible(
     reservation: Share | None, quota: Share | None, occupancy: int, device: Device
 ) -> Amounts:
-    """The amounts of a job, ``occupancy`` being the least M of its kernels.
+    """Check the shares of a job, and make them exact; ``occupancy`` is the least M of its kernels.
 
     Raises:
         AdmissionError: the device can never grant it.
@@ -73,9 +73,9 @@ def admissible(
             "a job has a reservation (online: at least that much) or a quota (offline: at most "
             "that much), not both"
         )
-    found = Amounts(resolve("reservation", reservation, device), resolve("quota", quota, device))
-    if found.quota is not None:
-        exact = Fraction(*found.quota)
+    amounts = Amounts(resolve("reservation", reservation, device), resolve("quota", quota, device))
+    if amounts.quota is not None:
+        exact = Fraction(*amounts.quota)
         if exact * occupancy < 1:
             raise AdmissionError(
                 f"a quota of {quota} holds no block of this kernel, of which {occupancy} fit on an "
@@ -83,8 +83,8 @@ def admissible(
                 requested=exact,
                 capacity=Fraction(device.sms),
             )
-    elif found.reservation is not None:
-        exact = Fraction(*found.reservation)
+    elif amounts.reservation is not None:
+        exact = Fraction(*amounts.reservation)
         slices = math.ceil(exact * occupancy)
         if slices > device.online_sms * occupancy:
             raise AdmissionError(
@@ -94,7 +94,7 @@ def admissible(
                 requested=exact,
                 capacity=device.online_sms,
             )
-    return found
+    return amounts
 
 
 def check_whole(amounts: Amounts, need: int, occupancy: int, device: Device) -> None:

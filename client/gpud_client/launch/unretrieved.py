@@ -9,12 +9,10 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gpud_client.launch.jobs import JobBase
+from gpud_client.connection.protocol_state import PendingJob
 
-__all__ = ["log_cancelled", "log_failed"]
+__all__ = ["Failure", "log_cancelled", "log_failed"]
 
 _LOG = logging.getLogger("gpud_client")
 _EACH = 10
@@ -26,6 +24,26 @@ class _Failures:
 
     began_s = 0.0
     numbers = itertools.count(1)
+
+
+class Failure:
+    """A job's failure, logged when it is dropped with its job and nobody has asked for it.
+
+    Attributes:
+        asked: Whether somebody has.
+    """
+
+    __slots__ = ("_error", "_name", "_what", "asked")
+
+    def __init__(self, name: str, what: str, error: Exception) -> None:
+        self._name = name
+        self._what = what
+        self._error = error
+        self.asked = False
+
+    def __del__(self) -> None:
+        if not self.asked:
+            log_failed(self._name, self._what, self._error)
 
 
 def log_failed(name: str, what: str, error: Exception) -> None:
@@ -48,7 +66,7 @@ def log_failed(name: str, what: str, error: Exception) -> None:
         )
 
 
-def log_cancelled(jobs: Mapping[int, JobBase]) -> None:
+def log_cancelled(jobs: Mapping[int, PendingJob]) -> None:
     """Log the unfinished jobs that were not waited for when their session is closed."""
     left = [job for job in list(jobs.values()) if not job._asked]
     if left:

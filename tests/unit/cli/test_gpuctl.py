@@ -307,7 +307,7 @@ def test_follow_prints_events_until_the_daemon_goes(
     events = [json.loads(line) for line in out.splitlines()]
     assert [event.get("n") for event in events] == [None, 0, 1, 2]
     assert len(peer.asked_for(Follow)) == 1
-    assert "has gone" in err
+    assert "is lost: it has ended" in err
 
 
 def test_trace_writes_a_file(
@@ -442,7 +442,7 @@ def test_a_daemon_that_says_goodbye(peer: Peer, capsys: pytest.CaptureFixture[st
 def test_a_daemon_that_goes_away(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     peer.hang_up_at = Query
     assert main(["status"]) == NO_DAEMON
-    assert "has gone" in capsys.readouterr().err
+    assert "is lost: it has ended" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x05\x00\x00\x00hello"])

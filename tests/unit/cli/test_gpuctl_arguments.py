@@ -80,7 +80,7 @@ def test_files_that_are_no_arrays(tmp_path: Path, content: bytes | None) -> None
     path = tmp_path / "x.npy"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(typer.BadParameter, match=r"x\.npy is no \.npy file"):
+    with pytest.raises(typer.BadParameter, match=r"x\.npy is not a \.npy file"):
         parse_argument(f"file:{path}").make(np.random.default_rng(0))
 
 
@@ -107,7 +107,7 @@ def test_a_file_of_several_arrays(tmp_path: Path) -> None:
         ("zeros:f32", "how large"),
         ("zeros:f32:-1", "how large"),
         ("zeros:f32:2x", "how large"),
-        ("ones:float:4", "no type"),
+        ("ones:float:4", "not a type"),
         ("file:", "which file"),
     ],
 )

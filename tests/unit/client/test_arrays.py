@@ -269,7 +269,7 @@ def test_many_jobs_are_not_remembered_but_the_latest(
         daemon.wait_for(wm.Submit, number)
         daemon.finish(number)
         job.result(TIMEOUT_S)
-    assert len(x._users._numbers) < 100
+    assert len(x._users.numbers) < 100
 
 
 def test_lost(gpu: gc.Session, daemon: FakeDaemon) -> None:

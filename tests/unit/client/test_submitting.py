@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from fractions import Fraction
 from typing import Any
 
@@ -298,3 +299,37 @@ def test_what_can_be_killed_is_made_ready_before_the_first_job_with_a_timeout(
         daemon.wait_for(wm.Submit, 6)
     asked = [(message.block[0], message.killable) for message in daemon.of(wm.Measure)]
     assert asked == [(32, False), (32, True), (64, False), (64, True)]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("reservations", "no option 'reservations'; did you mean reservation"),
+        ("qota", "did you mean quota"),
+        ("shared_mem", "did you mean shared"),
+        ("xyz", "there are reservation, quota, .* exclusive"),
+    ],
+)
+def test_an_unknown_option_is_refused_by_name(
+    daemon: FakeDaemon, saxpy: gc.Kernel, option: str, words: str
+) -> None:
+    wrong: dict[str, Any] = {option: 1}
+    with pytest.raises(TypeError, match=words):
+        saxpy.submit(1, 32, ARGS, **wrong)
+    wrong = {"shared": 16}
+    with pytest.raises(TypeError, match="no option 'shared'; give it to each launch"):
+        saxpy._session.sequence([saxpy.call(1, 32, ARGS)], **wrong)
+    assert daemon.of(wm.Submit) == []
+
+
+def test_help_lists_the_options_of_a_submission() -> None:
+    names = list(gc.SubmitOptions.__annotations__)
+    assert names[:2] == ["reservation", "quota"]
+    for method in (gc.Kernel.submit, gc.Session.sequence):
+        parameters = inspect.signature(method).parameters
+        assert [name for name in parameters if name in names] == names
+        assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in names)
+        assert parameters["weight"].default == 1
+        text = inspect.getdoc(method) or ""
+        assert [name for name in names if f"\n    {name}: " not in text] == []
+        assert "**" not in text

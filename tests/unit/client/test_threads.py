@@ -63,10 +63,10 @@ def test_one_wake_up(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
 
         wait = threads.submit(work)
         wait_until(lambda: reader._reader is not None and reader._reader.thread in idents)
-        wait_until(lambda: reader._asleep)
+        wait_until(lambda: reader.asleep)
         daemon.finish(1)
         wait.result(TIMEOUT_S)
-    assert reader._asleep
+    assert reader.asleep
 
 
 def test_somebody_reads_when_nobody_waits(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
@@ -89,7 +89,7 @@ def test_idle(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     reader = saxpy._session._channel._reader
     daemon.finish_at_once = True
     saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
-    wait_until(lambda: reader._asleep and reader._reader is None)
+    wait_until(lambda: reader.asleep and reader._reader is None)
 
 
 def test_no_lock_in_callbacks(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
@@ -218,7 +218,7 @@ class Interrupting:
 def test_an_interrupt_while_settling_loses_nothing(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     first, second = saxpy.submit(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
     core = saxpy._session._core
-    core.jobs[1] = Interrupting(first)  # type: ignore[assignment]
+    core.jobs[1] = Interrupting(first)
     daemon.wait_for(wm.Submit, 2)
 
     def wait() -> None:

@@ -1,0 +1,55 @@
+"""The operations that gpuctl and the library share: what is asked about a daemon and its jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpud.errors import GpudError
+from gpud.wire.messages import TOPICS, Cancel, Describe, Follow, Query, Resize
+from gpud_client.connection.protocol_state import Operation, Request
+
+__all__ = ["cancel", "describe", "follow", "query", "resize"]
+
+JobRef = tuple[int, int]
+"""The numbers of a session and of one of its jobs."""
+
+Pair = tuple[int, int]
+"""A share as a fraction."""
+
+
+def query(topic: str, limit: int = 0) -> Operation[dict[str, Any]]:
+    """Ask for a topic: the latest ``limit`` rows, or all with 0.
+
+    Raises:
+        ValueError: there is no such topic.
+    """
+    if topic not in TOPICS:
+        raise ValueError(f"a topic is one of {', '.join(TOPICS)}, not {topic!r}")
+    answer = yield Request(lambda number: Query(number, topic, limit))
+    rows = answer.value
+    if not isinstance(rows, dict):
+        raise GpudError(f"the daemon answered with {type(rows).__name__}, not with a map")
+    return rows
+
+
+def describe(job: JobRef) -> Operation[dict[str, Any] | None]:
+    """Ask for a job's row in topic "jobs"; None if it has ended or there is no such job."""
+    answer = yield Request(lambda number: Describe(number, (job,)))
+    rows: list[dict[str, Any] | None] = answer.value
+    return rows[0] if rows else None
+
+
+def resize(job: JobRef, reservation: Pair | None, quota: Pair | None) -> Operation[None]:
+    """Change the reservation or the quota of a job, in CapSM."""
+    yield Request(lambda number: Resize(number, job, reservation, quota))
+
+
+def cancel(job: JobRef) -> Operation[bool]:
+    """Cancel a job; returns whether it had not ended yet."""
+    answer = yield Request(lambda number: Cancel(number, job))
+    return bool(answer.value)
+
+
+def follow() -> Operation[None]:
+    """Have the daemon send every event from now on."""
+    yield Request(lambda number: Follow(number, True))

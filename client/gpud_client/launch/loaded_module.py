@@ -1,0 +1,49 @@
+"""A module as the daemon has loaded it on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpud.errors import KernelNotFound
+from gpud.wire.messages import Unload
+from gpud_client.connection.protocol_state import PendingJobs, ProtocolState
+
+__all__ = ["LoadedModule"]
+
+
+class LoadedModule:
+    """The daemon's module on one device; unloaded when this object is garbage collected."""
+
+    def __init__(self, core: ProtocolState, kick: Callable[[], None], answer: Any) -> None:
+        self._core = core
+        self._kick = kick
+        self.number: int = answer.module
+        self.kernels: list[dict[str, Any]] = answer.kernels
+        self.names: Mapping[str, int] = answer.names
+        self.symbols: Mapping[str, int] = answer.symbols
+        self.log: str = answer.log
+        # (M, form) by (kernel, block, dynamic shared memory)
+        self.measured: dict[tuple[int, tuple[int, int, int], int], tuple[int, str]] = {}
+        # The same keys, of which the variant with kill polls was measured.
+        self.killable: set[tuple[int, tuple[int, int, int], int]] = set()
+        self.users = PendingJobs()
+
+    def index(self, name: str) -> int:
+        """Return the index of a kernel: by its requested name, that in the source or its PTX entry.
+
+        Raises:
+            KernelNotFound: there is none of that name.
+        """
+        requested = self.names.get(name)
+        if requested is not None:
+            return requested
+        for index, kernel in enumerate(self.kernels):
+            if name in (kernel["name"], kernel["entry"]):
+                return index
+        raise KernelNotFound(name, [str(kernel["name"]) for kernel in self.kernels], log=self.log)
+
+    def __del__(self) -> None:
+        if self._core.lost is None:
+            self._core.garbage.append(Unload(self.number))
+            self._kick()
