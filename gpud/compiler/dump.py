@@ -15,6 +15,11 @@ class Dump:
         self.folder = folder
         self._count = 0
 
+    @property
+    def reproducer_folder(self) -> Path | None:
+        """Where a failure leaves its reproducer; None: not here."""
+        return self.folder
+
     def write(self, stage: str, ending: str, text: str) -> None:
         """Write a stage's result; file names sort in the order of the stages.
 

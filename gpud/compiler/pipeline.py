@@ -329,7 +329,9 @@ class Compilation:
         )
 
     def _reproducer(self, error: BaseException, always: bool) -> Path | None:
-        folder = (self.failures if always else None) if self.dump is None else self.dump.folder
+        folder = None if self.dump is None else self.dump.reproducer_folder
+        if folder is None and always:
+            folder = self.failures
         if folder is None:
             return None
         with suppress(OSError):

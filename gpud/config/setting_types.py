@@ -27,6 +27,7 @@ __all__ = [
     "location",
     "memory",
     "mode",
+    "pattern",
     "socket_location",
     "switch",
     "word",
@@ -139,6 +140,25 @@ class _Word(SettingType):
 
     def describe(self) -> str:
         return self.what
+
+
+@dataclass(frozen=True)
+class _Pattern(SettingType):
+    """A name, or a pattern for names."""
+
+    what: str
+
+    @property
+    def metavar(self) -> str:
+        return "NAME"
+
+    def from_text(self, text: str) -> str:
+        if not re.fullmatch(r"[a-zA-Z0-9_$.*?]{1,256}", text, re.ASCII):
+            raise ValueError(self.describe())
+        return text
+
+    def describe(self) -> str:
+        return f"{self.what}, with * for any characters and ? for one"
 
 
 @dataclass(frozen=True)
@@ -350,6 +370,11 @@ def switch() -> SettingType:
 def word(what: str) -> SettingType:
     """Return the type of names that are resolved elsewhere; ``what`` completes "must be"."""
     return _Word(what)
+
+
+def pattern(what: str) -> SettingType:
+    """Return the type of patterns for names; ``what`` completes "must be"."""
+    return _Pattern(what)
 
 
 def listed(item: SettingType) -> SettingType:

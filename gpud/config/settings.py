@@ -207,6 +207,17 @@ class Config:
     cache_dir: Path | None = _setting(
         types.location(), None, "the folder of compiled programs; by default $XDG_CACHE_HOME/gpud"
     )
+    dump: Path | None = _setting(
+        types.location(),
+        None,
+        "the folder to which is written what is made of each program, by default none: the PTX "
+        "after each stage, and the LLVM IR of the CPU device's kernels; both show the users' code",
+    )
+    dump_kernels: tuple[str, ...] = _setting(
+        types.listed(types.pattern("the name of a kernel in PTX")),
+        "*",
+        "the kernels for which `dump` writes files",
+    )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def origin(self, name: str) -> str:

@@ -91,6 +91,7 @@ def host_arguments(config: Config) -> tuple[str, ...]:
         str(config.compile_memory_bytes),
         "--release-path",
         config.release_path,
+        *_dump_arguments(config),
     )
 
 
@@ -102,7 +103,14 @@ def compile_arguments(config: Config) -> tuple[str, ...]:
         str(config.compile_memory_bytes),
         "--program-bytes",
         str(config.max_program_bytes),
+        *_dump_arguments(config),
     )
+
+
+def _dump_arguments(config: Config) -> tuple[str, ...]:
+    if config.dump is None:
+        return ()
+    return ("--dump", str(config.dump.absolute()), "--dump-kernels", ",".join(config.dump_kernels))
 
 
 def memory_limits(config: Config, devices: Sequence[DeviceStatus]) -> MemoryLimits:

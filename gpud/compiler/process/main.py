@@ -25,12 +25,13 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from gpud.compiler.cache import Cache, default_folder
+from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.process.allowlist import check_includes, check_options
 from gpud.compiler.process.child_process import (
@@ -89,6 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--confine", action="store_true", help="open no files of the user's")
     parser.add_argument("--cache-dir", help="the folder to keep results in, when confined")
+    parser.add_argument("--dump", type=Path, help="the folder to write the stages' results to")
+    parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
     # Ctrl-C in a terminal goes to the whole group, but the daemon needs its compiler to drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -96,10 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
     os.set_blocking(options.fd, True)
     exit_on_disconnect(options.fd)
     _warm_up()
-    confined = options.confine and _confine(options.cache_dir)
+    dumps = options.dump and DumpFolder(options.dump, options.dump_kernels.split(","))
+    confined = options.confine and _confine(options.cache_dir, options.dump)
     with suppress(ConnectionError):
         write_all(options.fd, COMPILE_PROTOCOL.encode(CompileReady(confined)))
-    serve(options.fd, ProcessRules(options.program_bytes, macros=confined))
+    serve(options.fd, ProcessRules(options.program_bytes, macros=confined, dumps=dumps))
     return 0
 
 
@@ -109,10 +113,12 @@ class ProcessRules(NamedTuple):
     Attributes:
         program_bytes: the most bytes of a result; 0: no limit.
         macros: whether names of headers may be made by macros.
+        dumps: where the results of the stages go; None: nowhere.
     """
 
     program_bytes: int = 0
     macros: bool = True
+    dumps: DumpFolder | None = None
 
 
 _NO_RULES = ProcessRules()
@@ -137,16 +143,20 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
     try:
         check_options(job.options)
         check_includes(job.source, macros=rules.macros)
-        program = compile_program(
-            job.source,
-            options=job.options,
-            arch=_arch(job),
-            name_expressions=job.names,
-            form=job.form,
-            sm=job.sm,
-            bounds_checks=job.bounds_checks,
-            cache=_cache(job.cache_dir),
-        )
+        with rules.dumps.compiling(job.source) if rules.dumps else nullcontext() as dump:
+            program = compile_program(
+                job.source,
+                options=job.options,
+                arch=_arch(job),
+                name_expressions=job.names,
+                form=job.form,
+                sm=job.sm,
+                bounds_checks=job.bounds_checks,
+                cache=_cache(job.cache_dir),
+                dump=dump,
+            )
+            if dump is not None:
+                dump.done(program)
         _check_size(program, rules.program_bytes)
         return CompileDone(job.ticket, program.encode())
     except Exception as error:  # noqa: BLE001  (every error goes to the client)
@@ -235,7 +245,7 @@ def _check_bytes(whose: str, what: str, value: int, limit: int) -> None:
         )
 
 
-def _confine(cache_dir: str | None) -> bool:
+def _confine(cache_dir: str | None, dump: Path | None) -> bool:
     """Give up access to all files but those that compiling needs; return False if not supported."""
     folder = default_folder() if cache_dir is None else Path(cache_dir)
     if cache_dir != "":
@@ -246,7 +256,8 @@ def _confine(cache_dir: str | None) -> bool:
     read += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     with suppress(GpudError):
         read += cuda_include_paths(nvrtc_version()[0])
-    return confine(read, [] if cache_dir == "" else [str(folder)])
+    write = [] if cache_dir == "" else [str(folder)]
+    return confine(read, write if dump is None else [*write, str(dump)])
 
 
 def _library_folders() -> list[str]:

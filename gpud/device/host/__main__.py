@@ -42,11 +42,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
     parser.add_argument("--release-path", default="mapped", help="of a GPU")
+    parser.add_argument("--dump", help="the folder to write LLVM IR to")
+    parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
     _prepare_process()
     try:
         settings = DeviceSettings(
-            options.compile_seconds, options.compile_memory_bytes, options.release_path
+            options.compile_seconds,
+            options.compile_memory_bytes,
+            options.release_path,
+            options.dump,
+            options.dump_kernels,
         )
         device = open_device(parse_device(options.device), settings)
         connection = socket.socket(fileno=options.fd)
@@ -75,11 +81,15 @@ class DeviceSettings(NamedTuple):
         compile_seconds, compile_memory_bytes: limits of the CPU device's compiler process for one
             kernel; 0 bytes: no limit.
         release_path: see `gpud.device.cuda.launch.release_path`.
+        dump, dump_kernels: the CPU device's arguments of `gpud.compiler.dump_folder.DumpFolder`,
+            the second with commas; None: nothing is dumped.
     """
 
     compile_seconds: float = 60.0
     compile_memory_bytes: int = 0
     release_path: str = "mapped"
+    dump: str | None = None
+    dump_kernels: str = "*"
 
 
 def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
@@ -103,7 +113,12 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
             ) from error
     from gpud.device.host.native_compiler import NativeCompiler
 
-    compiler = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes)
+    dump = (
+        ()
+        if settings.dump is None
+        else ("--dump", settings.dump, "--dump-kernels", settings.dump_kernels)
+    )
+    compiler = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes, dump)
     compiler.warm_up()  # it starts while this process imports the device
     from gpud.device.cpu.device import CPUDevice
 

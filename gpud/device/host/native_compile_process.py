@@ -16,7 +16,9 @@ import dataclasses
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
+from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.process.child_process import (
     as_gpud_error,
     exit_on_disconnect,
@@ -46,10 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpud.device.host.native_compile_process")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--memory-bytes", type=int, default=0, help="0 for no limit")
+    parser.add_argument("--dump", type=Path, help="the folder to write LLVM IR to")
+    parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
     limit_memory(options.memory_bytes)
     os.set_blocking(options.fd, True)
     exit_on_disconnect(options.fd)
+    dumps = options.dump and DumpFolder(options.dump, options.dump_kernels.split(","))
     decoder = FrameDecoder(MAX_FRAME_BYTES)
     with suppress(ConnectionError):  # the host went away during an answer
         write_all(options.fd, NATIVE_PROTOCOL.encode(Ready()))
@@ -57,16 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
             decoder.feed(data)
             for body in decoder.frames():
                 asked = NATIVE_PROTOCOL.decode(body, Sender.CLIENT)
-                write_all(options.fd, NATIVE_PROTOCOL.encode(answer(asked)))
+                write_all(options.fd, NATIVE_PROTOCOL.encode(answer(asked, dumps)))
     return 0
 
 
-def answer(asked: Make) -> Made | Failed:
+def answer(asked: Make, dumps: DumpFolder | None = None) -> Made | Failed:
     """Compile a kernel. Blocks; raises nothing."""
     arena, heap = (None if one is None else (one[0], one[1]) for one in (asked.arena, asked.heap))
     x, y, z = asked.block
     try:
-        native = compile_kernel(CompileRequest(asked.text, asked.entry, (x, y, z), arena, heap))
+        wanted = CompileRequest(asked.text, asked.entry, (x, y, z), arena, heap)
+        native = compile_kernel(wanted, dumps)
         generated = dataclasses.asdict(native.generated)
         del generated["ir"]
         return Made(generated, native.code)

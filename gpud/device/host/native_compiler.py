@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +62,12 @@ class NativeCompiler:
     Args:
         limit_s: how long one kernel may take.
         memory_bytes: limit of the process's address space; 0 for no limit.
+        arguments: further arguments of the process.
     """
 
-    def __init__(self, limit_s: float, memory_bytes: int) -> None:
+    def __init__(self, limit_s: float, memory_bytes: int, arguments: Sequence[str] = ()) -> None:
         self._limit_s = limit_s
-        self._memory_bytes = memory_bytes
+        self._arguments = ("--memory-bytes", str(memory_bytes), *arguments)
         self._lock = threading.Lock()
         self._running: _NativeProcess | None = None
         self._refused: OrderedDict[bytes, str] = OrderedDict()
@@ -144,7 +146,7 @@ class NativeCompiler:
         if self._running is not None and self._running.made >= _MOST_KERNELS:
             self._end()
         if self._running is None:
-            self._running = _NativeProcess(self._limit_s, self._memory_bytes)
+            self._running = _NativeProcess(self._limit_s, self._arguments)
         return self._running
 
     def _end(self) -> int:
@@ -172,16 +174,15 @@ class _NativeProcess:
         made: how many kernels were requested from it.
     """
 
-    def __init__(self, limit_s: float, memory_bytes: int) -> None:
+    def __init__(self, limit_s: float, arguments: Sequence[str]) -> None:
         self.made = 0
         self._limit_s = limit_s
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             number = theirs.fileno()
-            limits = ("--fd", str(number), "--memory-bytes", str(memory_bytes))
             self._process = subprocess.Popen(
-                [sys.executable, *COMMAND, *limits],
+                [sys.executable, *COMMAND, "--fd", str(number), *arguments],
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
             )

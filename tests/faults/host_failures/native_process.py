@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from gpud.compiler.dump_folder import DumpFolder
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
 from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host import native_compile_process
@@ -23,7 +24,7 @@ from tests.faults.host_failures.host_process import FOLDER
 __all__ = ["terrible"]
 
 
-def terrible(wanted: CompileRequest) -> CompileResult:
+def terrible(wanted: CompileRequest, dumps: DumpFolder | None = None) -> CompileResult:
     """Make it, or not."""
     match wanted.entry:
         case "llvm_segfaults":
@@ -37,7 +38,7 @@ def terrible(wanted: CompileRequest) -> CompileResult:
             if not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-    return compile_kernel(wanted)
+    return compile_kernel(wanted, dumps)
 
 
 if __name__ == "__main__":

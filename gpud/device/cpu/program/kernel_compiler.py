@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gpud.compiler.abi.reserved_names import ARENA
+from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
@@ -17,8 +18,8 @@ from gpud.device.cpu.program.compile_request import CompileRequest, CompileResul
 __all__ = ["compile_kernel"]
 
 
-def compile_kernel(wanted: CompileRequest) -> CompileResult:
-    """Compile a kernel in this process.
+def compile_kernel(wanted: CompileRequest, dumps: DumpFolder | None = None) -> CompileResult:
+    """Compile a kernel in this process; ``dumps`` gets its LLVM IR, before LLVM does.
 
     Raises:
         KernelRejected: the kernel uses something that the CPU device does not support.
@@ -28,6 +29,8 @@ def compile_kernel(wanted: CompileRequest) -> CompileResult:
     shape = Shape(*wanted.block)
     arena = wanted.arena if ARENA in layout.data.offsets else None
     generated = generate_kernel(program, wanted.entry, shape, layout, arena, wanted.heap)
+    if dumps is not None:
+        dumps.kernel(wanted.text, program.entries(), wanted.entry, wanted.block, generated.ir)
     return CompileResult(generated, jit.object_code(generated.ir))
 
 
