@@ -247,7 +247,7 @@ class Arena(Protocol):
     """A session's memory, mapped on a device.
 
     On a device whose arrays are ``copied`` it also has ``commit``, ``release``, ``upload`` and
-    ``download``, as `gpud.device.cuda.memory.arena.Arena` does.
+    ``download``, as `gpud.device.cuda.memory.arena.CUDAArena` does.
 
     Attributes:
         address: device address of its first byte.
