@@ -165,13 +165,13 @@ class Cache:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._at = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                found = os.fstat(self._at)
+                about = os.fstat(self._at)
             except OSError as error:
                 self._disable(f"cannot use {self.folder}: {error}")
             else:
-                if found.st_uid != os.geteuid():
+                if about.st_uid != os.geteuid():
                     self._disable(f"{self.folder} belongs to another user")
-                elif stat.S_IMODE(found.st_mode) & 0o022:
+                elif stat.S_IMODE(about.st_mode) & 0o022:
                     self._disable(f"others may write to {self.folder}; chmod it to 0700")
         return self._usable
 
@@ -185,8 +185,8 @@ class Cache:
         assert self._at is not None
         entries: list[tuple[int, int, str]] = []
         temporary: list[tuple[int, str]] = []
-        with os.scandir(self._at) as found:
-            for item in found:
+        with os.scandir(self._at) as listing:
+            for item in listing:
                 with suppress(OSError):  # it may be gone by now
                     if item.name.endswith(_SUFFIX):
                         about = item.stat(follow_symlinks=False)

@@ -341,8 +341,8 @@ class Compilation:
 
 def _without_rejected(flat: Module, accepted: list[str]) -> Module:
     """Return ``flat`` without rejected kernels and the functions that only they could reach."""
-    found = call_graph(flat)
-    kept = {uses.function.name for uses in found.closure(*accepted, *found.addressed)}
+    graph = call_graph(flat)
+    kept = {uses.function.name for uses in graph.closure(*accepted, *graph.addressed)}
     items = [
         item
         for item in flat.items

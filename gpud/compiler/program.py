@@ -197,12 +197,12 @@ class Program:
             KernelNotFound: There is none.
             KernelRejected: gpud cannot run it; with the reason, the instruction and its line.
         """
-        found = self.kernels.get(self.lowered_names.get(name, name))
-        if found is None:
+        kernel = self.kernels.get(self.lowered_names.get(name, name))
+        if kernel is None:
             raise KernelNotFound(name, tuple(k.name for k in self.kernels.values()))
-        if found.form is Form.REJECTED:
-            raise rejection(found)
-        return found
+        if kernel.form is Form.REJECTED:
+            raise rejection(kernel)
+        return kernel
 
     def encode(self) -> bytes:
         """Return the program as bytes, for `decode`."""
@@ -302,14 +302,14 @@ def has_sliced_variant(decision: Decision) -> bool:
 
 def symbols_of(module: Module) -> dict[str, SymbolInfo]:
     """Return the variables of ``module`` that the host can access, by name, without gpud's own."""
-    found: dict[str, SymbolInfo] = {}
+    symbols: dict[str, SymbolInfo] = {}
     for item in module.items:
         if type(item) is Variable and item.space in ("global", "const"):
             if item.name in (ARENA, HEAP):
                 continue
             size, align = size_and_align(item)
-            found[item.name] = SymbolInfo(item.name, item.space, size, align)
-    return found
+            symbols[item.name] = SymbolInfo(item.name, item.space, size, align)
+    return symbols
 
 
 def _shared(module: Module, entry: Function) -> Iterable[Variable]:
@@ -324,7 +324,7 @@ _KINDS = {"u": "uint", "s": "int", "f": "float", "b": "bits"}
 
 
 def _parameters(parameters: Iterable[Parameter]) -> tuple[ParameterInfo, ...]:
-    found: list[ParameterInfo] = []
+    infos: list[ParameterInfo] = []
     end = 0
     for one in parameters:
         size, align = size_and_align(one)
@@ -335,9 +335,9 @@ def _parameters(parameters: Iterable[Parameter]) -> tuple[ParameterInfo, ...]:
             kind = "pointer"
         else:
             kind = _KINDS.get(one.type[0], "bits")
-        found.append(ParameterInfo(one.name, kind, size, align, offset))
+        infos.append(ParameterInfo(one.name, kind, size, align, offset))
         end = offset + size
-    return tuple(found)
+    return tuple(infos)
 
 
 def _extents(entry: Function, directive: str) -> tuple[int, int, int] | None:

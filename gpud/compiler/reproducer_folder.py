@@ -33,7 +33,7 @@ def write_reproducer(
     source.write_text(request.source, "utf-8", "surrogatepass")
     plain = asdict(request)
     del plain["source"]
-    found = {
+    about = {
         "source": source.name,
         "request": plain,
         "stage": stage,
@@ -41,7 +41,7 @@ def write_reproducer(
         "versions": {"python": platform.python_version(), **versions},
     }
     path = folder / _FILE
-    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     return path
 
 
@@ -51,9 +51,9 @@ def load_request(folder: Path) -> Request:
     Raises:
         OSError, ValueError, KeyError: The folder holds none.
     """
-    found: dict[str, Any] = json.loads((folder / _FILE).read_text("utf-8"))
-    plain = found["request"]
+    about: dict[str, Any] = json.loads((folder / _FILE).read_text("utf-8"))
+    plain = about["request"]
     for name in ("options", "name_expressions"):
         plain[name] = tuple(plain[name])
-    source = (folder / Path(found["source"]).name).read_text("utf-8", "surrogatepass")
+    source = (folder / Path(about["source"]).name).read_text("utf-8", "surrogatepass")
     return Request(source=source, **plain)

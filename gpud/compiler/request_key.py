@@ -58,13 +58,13 @@ def request_key(request: Request) -> bytes | None:
 
 def versions(request: Request) -> dict[str, str]:
     """Return the versions that a result depends on, for reproducers."""
-    found = {"rewriter": rewriter_version()[:16]}
+    used = {"rewriter": rewriter_version()[:16]}
     if not request.is_ptx:
         try:
-            found["nvrtc"] = ".".join(map(str, nvrtc_version()))
+            used["nvrtc"] = ".".join(map(str, nvrtc_version()))
         except MissingDependency:
-            found["nvrtc"] = "not installed"
-    return found
+            used["nvrtc"] = "not installed"
+    return used
 
 
 @cache
@@ -81,10 +81,10 @@ def rewriter_version() -> str:
 @cache
 def _header_folders(major: int) -> tuple[str | int, ...]:
     """Return the folders of the CUDA headers, each with its modification time."""
-    found: list[str | int] = []
+    folders: list[str | int] = []
     for folder in cuda_include_paths(major):
-        found += [folder, Path(folder).stat().st_mtime_ns]
-    return tuple(found)
+        folders += [folder, Path(folder).stat().st_mtime_ns]
+    return tuple(folders)
 
 
 def _headers_are_known(request: Request) -> bool:

@@ -84,12 +84,12 @@ class SiteTable:
         name = kernel_of(function)
         text = print_instruction(instruction)
         key = (name, instruction.line, text)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._sites)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._sites)
             file, line = self._source(instruction.line)
             self._sites.append(Site(name, text, instruction.line, file, line))
-        return found
+        return number
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -108,16 +108,16 @@ class SiteTable:
 
         The first line of each function has (None, None).
         """
-        found: list[tuple[int, tuple[int | None, int | None]]] = []
+        locations: list[tuple[int, tuple[int | None, int | None]]] = []
         for item in () if self._module is None else self._module.items:
             if isinstance(item, Function) and item.body is not None:
-                found.append((item.line, (None, None)))
+                locations.append((item.line, (None, None)))
                 for statement in item.body:
                     if isinstance(statement, Location):
                         file, line = statement.text.split()[:2]
-                        found.append((statement.line, (int(file), int(line))))
-        found.sort(key=lambda one: one[0])
-        return [line for line, _ in found], [place for _, place in found]
+                        locations.append((statement.line, (int(file), int(line))))
+        locations.sort(key=lambda one: one[0])
+        return [line for line, _ in locations], [place for _, place in locations]
 
     @cached_property
     def _files(self) -> dict[int, str]:

@@ -78,12 +78,12 @@ class DivergenceHazards:
     ``shape`` is that of the blocks for which no other collective is at risk.
     """
 
-    found: list[DivergenceHazard]
+    hazards: list[DivergenceHazard]
     shape: Shape
 
     def first(self, kind: SyncKind) -> DivergenceHazard | None:
         """Return the first hazard of a kind."""
-        return next((hazard for hazard in self.found if hazard.kind is kind), None)
+        return next((hazard for hazard in self.hazards if hazard.kind is kind), None)
 
 
 def find_divergence_hazards(call_graph: CallGraph, entry: str) -> DivergenceHazards:
@@ -149,7 +149,7 @@ def _add_hazards_of(
                 if _mask_is_branch_ballot(ins, branch, uniformity):
                     continue
             seen.add(kind)
-            hazards.found.append(DivergenceHazard(kind, ins, branch, name))
+            hazards.hazards.append(DivergenceHazard(kind, ins, branch, name))
 
     for here in at.values():
         for ins in here:

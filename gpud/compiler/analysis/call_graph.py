@@ -134,11 +134,11 @@ class CallGraph:
         self.uses: dict[str, FunctionSummary] = {}
         for function in self.functions.values():
             if function.body is not None:
-                found = known.get(id(function.body))
-                if found is None:
+                summary = known.get(id(function.body))
+                if summary is None:
                     uses = summarize(function.body, function)
                 else:
-                    uses = replace(found, function=function)
+                    uses = replace(summary, function=function)
                 self.uses[function.name] = uses
                 named |= uses.named
         for item in module.items:
@@ -200,11 +200,11 @@ class CallGraph:
 
     def flow(self, name: str) -> ControlFlow:
         """Return the control-flow graph of a function with a body, computed once."""
-        found = self._flows.get(name)
-        if found is None:
-            found = ControlFlow(self.functions[name], self._noreturn)
-            self._flows[name] = found
-        return found
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = ControlFlow(self.functions[name], self._noreturn)
+            self._flows[name] = flow
+        return flow
 
     @property
     def addressed(self) -> tuple[str, ...]:
@@ -219,15 +219,15 @@ class CallGraph:
 
     def closure(self, *roots: str) -> list[FunctionSummary]:
         """Return the functions with bodies that ``roots`` can reach, themselves included."""
-        found: dict[str, FunctionSummary] = {}
+        reached: dict[str, FunctionSummary] = {}
         stack = [name for name in reversed(roots) if name in self.uses]
         while stack:
             name = stack.pop()
-            if name in found:
+            if name in reached:
                 continue
-            uses = found[name] = self.uses[name]
-            stack.extend(t for t in self.targets(uses) if t in self.uses and t not in found)
-        return list(found.values())
+            uses = reached[name] = self.uses[name]
+            stack.extend(t for t in self.targets(uses) if t in self.uses and t not in reached)
+        return list(reached.values())
 
     def call_closure(self, ins: Instruction) -> list[FunctionSummary]:
         """Return the functions with bodies that the call ``ins`` can reach."""
@@ -249,18 +249,18 @@ class CallGraph:
 
     def externals(self, entry: str) -> dict[str, Instruction]:
         """Return the called functions without a body that ``entry`` can reach, with first calls."""
-        found: dict[str, Instruction] = {}
+        first_calls: dict[str, Instruction] = {}
         for uses in self.closure(entry):
             for name, ins in uses.calls.items():
                 if name not in self.uses:
-                    found.setdefault(name, ins)
+                    first_calls.setdefault(name, ins)
         if any(uses.indirect is not None for uses in self.closure(entry)):
             for uses in self.closure(entry):
                 if uses.indirect is not None:
                     for name in self._addressed:
                         if name not in self.uses:
-                            found.setdefault(name, uses.indirect)
-        return found
+                            first_calls.setdefault(name, uses.indirect)
+        return first_calls
 
 
 _last: list[CallGraph] = []
@@ -271,11 +271,11 @@ def call_graph(module: Module) -> CallGraph:
 
     Consecutive passes use the same module, or one of which most functions are the same.
     """
-    found = _last[0] if _last else None
-    if found is None or found.module is not module:
-        found = CallGraph(module, found)
-        _last[:] = [found]
-    return found
+    graph = _last[0] if _last else None
+    if graph is None or graph.module is not module:
+        graph = CallGraph(module, graph)
+        _last[:] = [graph]
+    return graph
 
 
 def summarize(body: Iterable[Statement], function: Function = _NO_FUNCTION) -> FunctionSummary:
@@ -350,12 +350,12 @@ def _add_call(ins: Instruction, uses: FunctionSummary) -> None:
 
 def _named(value: InitialValue | None) -> dict[str, None]:
     """Return the variables and functions that an initialiser names, in order."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     stack = [value]
     while stack:
         one = stack.pop()
         if isinstance(one, tuple):
             stack += reversed(one)
         elif isinstance(one, Initializer):
-            found[one.name] = None
-    return found
+            names[one.name] = None
+    return names

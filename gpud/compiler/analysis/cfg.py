@@ -222,13 +222,13 @@ class ControlFlow:
         """
         successors = self.successors
         stack = [b for b in start if b != without]
-        found = set(stack)
+        reached = set(stack)
         while stack:
             for successor in successors[stack.pop()]:
-                if successor != without and successor not in found:
-                    found.add(successor)
+                if successor != without and successor not in reached:
+                    reached.add(successor)
                     stack.append(successor)
-        return found
+        return reached
 
     # -- dominance -----------------------------------------------------------------------------
 

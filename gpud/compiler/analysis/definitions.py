@@ -32,24 +32,24 @@ class Definitions:
 
     def __init__(self, body: Iterable[Statement]) -> None:
         self.several: set[str] = set()
-        self._found: dict[str, Instruction | None] = {}
+        self._writes: dict[str, Instruction | None] = {}
         for statement in body:
             if type(statement) is Instruction:
                 self.add(statement, written(statement))
 
     def add(self, ins: Instruction, targets: Iterable[Register]) -> None:
         """Note that ``ins`` writes ``targets``."""
-        found = self._found
+        writes = self._writes
         for register in targets:
-            if register.name in found:
-                found[register.name] = None
+            if register.name in writes:
+                writes[register.name] = None
                 self.several.add(register.name)
             else:
-                found[register.name] = ins if ins.guard is None else None
+                writes[register.name] = ins if ins.guard is None else None
 
     def of(self, operand: Operand) -> Instruction | None:
         """Return the only write of a register; ``None`` if it is predicated, or one of several."""
-        return self._found.get(operand.name) if isinstance(operand, Register) else None
+        return self._writes.get(operand.name) if isinstance(operand, Register) else None
 
     def constant(self, operand: Operand) -> int | None:
         """Return the value of ``operand`` if it is a constant, followed through single moves."""

@@ -143,8 +143,8 @@ _REGISTER_IN_TEXT = re.compile(r"%[A-Za-z0-9_$]+(?![A-Za-z0-9_$.])")
 
 class _Flags(dict[str, int]):
     def __missing__(self, text: str) -> int:
-        found = self[text] = _compute(opcode(text))
-        return found
+        bits = self[text] = _compute(opcode(text))
+        return bits
 
 
 FLAGS = _Flags()
@@ -270,7 +270,7 @@ def written(ins: Instruction) -> tuple[Register, ...]:
 def read(ins: Instruction) -> tuple[Register, ...]:
     """Return the registers that ``ins`` reads: guard, then operands in order, address bases too."""
     operands = ins.operands
-    found: list[Register] = [] if ins.guard is None else [ins.guard.register]
+    registers: list[Register] = [] if ins.guard is None else [ins.guard.register]
     if operands:
         bits = FLAGS[ins.opcode.text]
         first = type(operands[0])
@@ -282,14 +282,14 @@ def read(ins: Instruction) -> tuple[Register, ...]:
         for operand in operands[1:] if skip else operands:
             kind = type(operand)
             if kind is Register:
-                found.append(operand)  # type: ignore[arg-type]
+                registers.append(operand)  # type: ignore[arg-type]
             elif kind is Address:
                 base = operand.base  # type: ignore[union-attr]
                 if type(base) is Register:
-                    found.append(base)
+                    registers.append(base)
             elif kind is not Immediate and kind is not Symbol and kind is not SpecialRegister:
-                found.extend(_registers(operand))
-    return tuple(found)
+                registers.extend(_registers(operand))
+    return tuple(registers)
 
 
 def _registers(operand: Operand) -> tuple[Register, ...]:
@@ -310,29 +310,29 @@ def _registers(operand: Operand) -> tuple[Register, ...]:
 
 def special_registers(ins: Instruction) -> tuple[str, ...]:
     """Return the names of the special registers that ``ins`` reads, such as ``"%ctaid.x"``."""
-    found: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     for operand in ins.operands:
         kind = type(operand)
         if kind is SpecialRegister:
-            found += (operand.name,)  # type: ignore[union-attr]
+            names += (operand.name,)  # type: ignore[union-attr]
         elif kind is Vector or kind is Tuple:
-            found += tuple(i.name for i in operand.items if isinstance(i, SpecialRegister))  # type: ignore[union-attr]
-    return found
+            names += tuple(i.name for i in operand.items if isinstance(i, SpecialRegister))  # type: ignore[union-attr]
+    return names
 
 
 def symbols(ins: Instruction) -> tuple[str, ...]:
     """Return the names of variables, parameters, functions and labels in operands of ``ins``."""
-    found: list[str] = []
+    names: list[str] = []
     for operand in ins.operands:
         if isinstance(operand, Address):
             operand = operand.base or operand  # noqa: PLW2901
         if isinstance(operand, Symbol):
-            found.append(operand.name)
+            names.append(operand.name)
         elif isinstance(operand, SymbolOffset):
-            found.append(operand.symbol.name)
+            names.append(operand.symbol.name)
         elif isinstance(operand, Tuple | Vector):
-            found += [item.name for item in operand.items if isinstance(item, Symbol)]
-    return tuple(found)
+            names += [item.name for item in operand.items if isinstance(item, Symbol)]
+    return tuple(names)
 
 
 # -- barriers and calls ------------------------------------------------------------------------

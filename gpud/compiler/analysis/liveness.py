@@ -43,22 +43,22 @@ class Liveness:
 
     def registers(self, bits: int) -> list[Register]:
         """Return the registers of a bit set, in bit order."""
-        found = []
+        registers = []
         while bits:
             low = bits & -bits
-            found.append(Register(self.names[low.bit_length() - 1]))
+            registers.append(Register(self.names[low.bit_length() - 1]))
             bits ^= low
-        return found
+        return registers
 
     def _bits(self, registers: Iterable[Register]) -> int:
         result = 0
         for register in registers:
             name = register.name
-            found = self.bit.get(name)
-            if found is None:
-                found = self.bit[name] = 1 << len(self.names)
+            bit = self.bit.get(name)
+            if bit is None:
+                bit = self.bit[name] = 1 << len(self.names)
                 self.names.append(name)
-            result |= found
+            result |= bit
         return result
 
     def _effect_of(self, ins: Instruction) -> tuple[int, int]:

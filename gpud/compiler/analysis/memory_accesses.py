@@ -231,7 +231,7 @@ def _bulk(ins: Instruction) -> tuple[Access, ...]:
     if len(spaces) < 2 or len(ins.operands) < 3:
         raise unsupported_access(ins)
     size = ins.operands[2]
-    found = []
+    accessed = []
     for operand, space in enumerate(spaces[:2]):
         if space != "global":
             continue
@@ -240,10 +240,10 @@ def _bulk(ins: Instruction) -> tuple[Access, ...]:
         span = size.value if isinstance(size, Immediate) else 0
         dynamic = None if isinstance(size, Immediate) else size
         if dynamic is not None or span:
-            found.append(
+            accessed.append(
                 Access(operand, span, _BULK_ALIGN, generic=False, writes=operand == 0, size=dynamic)
             )
-    return tuple(found)
+    return tuple(accessed)
 
 
 def _discard(ins: Instruction) -> tuple[Access, ...]:

@@ -42,11 +42,11 @@ def check_names(call_graph: CallGraph) -> None:
             message = f"the program defines {name}, a name that gpud uses; rename it"
             raise KernelRejected("reserved-name", message, None, line or None)
     for uses in call_graph.uses.values():
-        found = uses.bases.get(_PSEUDO)
-        if found is not None:
+        pseudo = uses.bases.get(_PSEUDO)
+        if pseudo is not None:
             raise KernelRejected(
                 "reserved-name",
                 "the program has an instruction that is gpud's own, not one of PTX",
-                found.opcode.text,
-                found.line or None,
+                pseudo.opcode.text,
+                pseudo.line or None,
             )

@@ -68,15 +68,15 @@ def find_spin_loops(call_graph: CallGraph, entry: str) -> list[SpinLoop]:
     if not polls:
         return []
     sized_by_call = any(_reads_grid_size(uses.specials) for uses in closure[1:])
-    found = []
+    loops = []
     for uses in closure:
         if uses.may_cycle and uses.bits & (VOLATILE | CALL):
-            found += _spin_loops_of(call_graph.flow(uses.function.name), call_graph, sized_by_call)
-    return found
+            loops += _spin_loops_of(call_graph.flow(uses.function.name), call_graph, sized_by_call)
+    return loops
 
 
 def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool) -> list[SpinLoop]:
-    found = []
+    spinning = []
     everywhere: dict[str, list[Instruction]] | None = None
     for component in flow.components:
         inside = [p.instruction for block in component for p in flow.blocks[block].places]
@@ -105,8 +105,8 @@ def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool
                     _reads_grid_size(special_registers(ins)) or (sized_by_call and is_call(ins))
                     for ins in condition
                 )
-            found.append(SpinLoop(poll, flow.function.name, for_grid))
-    return found
+            spinning.append(SpinLoop(poll, flow.function.name, for_grid))
+    return spinning
 
 
 def _may_poll(ins: Instruction) -> bool:
@@ -140,11 +140,11 @@ def _changes_memory(ins: Instruction) -> bool:
 
 
 def _writes(instructions: Iterable[Instruction]) -> dict[str, list[Instruction]]:
-    found: dict[str, list[Instruction]] = {}
+    writes: dict[str, list[Instruction]] = {}
     for ins in instructions:
         for register in written(ins):
-            found.setdefault(register.name, []).append(ins)
-    return found
+            writes.setdefault(register.name, []).append(ins)
+    return writes
 
 
 def _slice(
@@ -156,19 +156,19 @@ def _slice(
     """
     queue = list(dict.fromkeys(names))
     seen = set(queue)
-    found: dict[int, Instruction] = {}
+    instructions: dict[int, Instruction] = {}
     for name in queue:  # grows during the iteration
         for ins in writes.get(name, ()):
-            if id(ins) in found:
+            if id(ins) in instructions:
                 continue
-            found[id(ins)] = ins
+            instructions[id(ins)] = ins
             if not through_memory and flags(ins.opcode) & (MEMORY_READ | CALL):
                 continue
             for register in read(ins):
                 if register.name not in seen:
                     seen.add(register.name)
                     queue.append(register.name)
-    return list(found.values())
+    return list(instructions.values())
 
 
 def _reads_grid_size(specials: Iterable[str]) -> bool:

@@ -234,13 +234,13 @@ class Uniformity:
                     below.append(write)
             open_ = below
 
-    def _raise(self, name: str, found: int) -> None:
+    def _raise(self, name: str, reached: int) -> None:
         known = self._known
-        pending = [(name, found)]
+        pending = [(name, reached)]
         while pending:
-            name, found = pending.pop()
+            name, reached = pending.pop()
             old = known.get(name, _UNIFORM)
-            new = old | found
+            new = old | reached
             if new == old:
                 continue
             known[name] = new

@@ -133,12 +133,12 @@ def _decide(case: Case) -> Decision:
         # The barriers of kernels that are rejected or whole already need no analysis.
         if form in (Form.REJECTED, Form.WHOLE) and restricted is not form:
             break
-        found = rule(case)
-        if found is not None:
-            reasons.append((restricted, found))
+        violation = rule(case)
+        if violation is not None:
+            reasons.append((restricted, violation))
             if _ORDER.index(restricted) > _ORDER.index(form):
                 form = restricted
-    why = tuple(found for restricted, found in reasons if restricted is form)
+    why = tuple(violation for restricted, violation in reasons if restricted is form)
     persistent = form is Form.PERSISTENT
     if persistent:
         why = (_why_persistent(case),)

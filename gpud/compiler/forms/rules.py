@@ -196,8 +196,8 @@ def _cluster(case: Case) -> Reason | None:
     directives = (".explicitcluster", ".reqnctapercluster", ".maxclusterrank")
     if any(text.startswith(directives) for text in case.function.attributes):
         return reason("cluster", "is launched in thread block clusters")
-    found = case.special("%cluster", "%ncluster", "%is_explicit_cluster")
-    ins = case.first(CLUSTER) if found is None else found[1]
+    use = case.special("%cluster", "%ncluster", "%is_explicit_cluster")
+    ins = case.first(CLUSTER) if use is None else use[1]
     return None if ins is None else reason("cluster", "uses thread block clusters", ins)
 
 

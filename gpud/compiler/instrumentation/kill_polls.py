@@ -102,17 +102,17 @@ def fold(function: Function, instead: Callable[[int], Statement]) -> Function:
     """
     made: list[Statement] = []
     body = function.body or []
-    at = found = 0
+    at = polls = 0
     while at < len(body):
         number = _number(body[at])
         if number is not None and body[at : at + _LENGTH] == emit(number):
             made.append(instead(number))
             at += _LENGTH
-            found += 1
+            polls += 1
         else:
             made.append(body[at])
             at += 1
-    return replace(function, body=made) if found else function
+    return replace(function, body=made) if polls else function
 
 
 def _number(statement: Statement) -> int | None:

@@ -4,7 +4,7 @@ Problem: a jump through a table or a call through a pointer must only go to targ
 names. The check is PTX, so that every device can run it unchanged; a device that compares the
 pointer anyway (the CPU device does) must be able to find every check.
 
-Approach: one canonical sequence for a `Check`, written by `emit`. `fold` reads it back: it
+Approach: one canonical sequence for a `TargetCheck`, written by `emit`. `fold` reads it back: it
 reconstructs the record from a few operands, emits that again, and compares statement by statement.
 
 Algorithm::
@@ -49,7 +49,7 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["Check", "declarations", "emit", "fold"]
+__all__ = ["TargetCheck", "declarations", "emit", "fold"]
 
 _STEM = "gpud_target_"
 _BAD, _FUNCTION, _VALUE = (Register(f"%{_STEM}{name}") for name in ("bad", "function", "value"))
@@ -61,7 +61,7 @@ _SITE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class TargetCheck:
     """The check before one indirect jump or call.
 
     ``value`` is the pointer of a call, which must be one of ``functions``, or the index of a jump,
@@ -82,7 +82,7 @@ def declarations() -> list[Statement]:
     return [RegisterDeclaration(kind, register.name) for register, kind in _KINDS.items()]
 
 
-def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]:
+def emit(check: TargetCheck, line: int = 0) -> tuple[list[Statement], list[Statement]]:
     """Return the hot and the cold part of ``check``; ``line`` is that of the jump or call."""
     hot: list[Statement] = []
     value = reported = check.value
@@ -119,7 +119,7 @@ def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]
     return hot, cold
 
 
-def fold(function: Function, instead: Callable[[Check, int], Statement]) -> Function:
+def fold(function: Function, instead: Callable[[TargetCheck, int], Statement]) -> Function:
     """Return ``function`` with ``instead(check, line)`` for every hot part, without the cold parts.
 
     The line is that of the report. The declarations of the checks' registers stay. The same object
@@ -174,7 +174,7 @@ def _miss(statement: Statement) -> str | None:
     return target.name if isinstance(target, Symbol) and target.name.startswith(_MISS) else None
 
 
-def _guess(hot: Sequence[Statement], cold: Sequence[Statement]) -> Check | None:
+def _guess(hot: Sequence[Statement], cold: Sequence[Statement]) -> TargetCheck | None:
     """Return the check with these two parts, None if they are not exactly those of a check."""
     if len(cold) < _COLD_LENGTH or not isinstance(cold[1], Instruction):
         return None
@@ -197,7 +197,7 @@ def _guess(hot: Sequence[Statement], cold: Sequence[Statement]) -> Check | None:
     number = cold[0].name.removeprefix(_MISS)
     if not number.isdecimal():
         return None
-    check = Check(
+    check = TargetCheck(
         int(number),
         value,
         site.value,

@@ -47,11 +47,11 @@ class CodeBuilder:
 
     def register(self, name: str, kind: str = "b32") -> Register:
         """Return the register ``%<stem>_<name>`` of type ``.<kind>``, declared at its first use."""
-        found = self._names.get(name)
-        if found is None:
-            found = self._names[name] = Register(f"%{self.stem}_{name}")
-            self.declarations.append(RegisterDeclaration(kind, found.name))
-        return found
+        register = self._names.get(name)
+        if register is None:
+            register = self._names[name] = Register(f"%{self.stem}_{name}")
+            self.declarations.append(RegisterDeclaration(kind, register.name))
+        return register
 
     def label(self, name: str) -> Symbol:
         """Return the label ``$<stem>_<name>`` as an operand; `place` defines it."""

@@ -195,21 +195,21 @@ class _Flattener:
 
     def fresh(self, name: str, *, hides: Collection[str] = ()) -> str:
         """Take and return ``name``, or ``name`` with the first free suffix."""
-        found = name
-        while self.is_taken(found) or found in hides:
+        free_name = name
+        while self.is_taken(free_name) or free_name in hides:
             number = self.suffixes[name] = self.suffixes.get(name, 0) + 1
-            found = f"{name}_{number}"
-        self.taken.add(found)
-        return found
+            free_name = f"{name}_{number}"
+        self.taken.add(free_name)
+        return free_name
 
     def fresh_prefix(self, name: str, count: int) -> str:
         """Return a prefix for ``name<count>`` whose numbered names are all free; take them."""
-        found = name
-        while self.prefix_clashes(found, count):
+        free_prefix = name
+        while self.prefix_clashes(free_prefix, count):
             number = self.suffixes[name] = self.suffixes.get(name, 0) + 1
-            found = f"{name}_{number}_"
-        self.ranges.append((found, count))
-        return found
+            free_prefix = f"{name}_{number}_"
+        self.ranges.append((free_prefix, count))
+        return free_prefix
 
     def prefix_clashes(self, prefix: str, count: int) -> bool:
         if covers_special_register(prefix, count):
@@ -229,17 +229,17 @@ class _Flattener:
     def parameters(
         self, parameters: tuple[Parameter, ...], environment: _Environment
     ) -> tuple[Parameter, ...]:
-        found: list[Parameter] = []
+        renamed: list[Parameter] = []
         for one in parameters:
             if one.space != "reg" or one.name == "_":
                 self.taken.add(one.name)
                 environment.declare(one.name, Symbol(one.name))
-                found.append(one)
+                renamed.append(one)
                 continue
             name = self.fresh(_percent(one.name))
             environment.declare(one.name, Register(name))
-            found.append(replace(one, name=name))
-        return tuple(found)
+            renamed.append(replace(one, name=name))
+        return tuple(renamed)
 
     def register(
         self, declared: RegisterDeclaration, environment: _Environment, *, nested: bool
@@ -331,8 +331,8 @@ class _Flattener:
 
     def label(self, name: str, environment: _Environment) -> str:
         """Return the new name of a label or variable; itself if it is not the function's."""
-        found = environment.find(name)
-        return found.name if isinstance(found, Symbol) else name
+        renamed = environment.find(name)
+        return renamed.name if isinstance(renamed, Symbol) else name
 
     def instruction(self, old: Instruction, environment: _Environment) -> Instruction:
         memo = environment.memo
@@ -358,15 +358,15 @@ class _Flattener:
 
     def named(self, operand: Register | Symbol, environment: _Environment) -> Operand:
         """Return the operand for a name; the same object when nothing changes."""
-        found = environment.find(operand.name)
-        if found is None or found == operand:
+        renamed = environment.find(operand.name)
+        if renamed is None or renamed == operand:
             self.used.add(operand.name)
             return operand
-        if isinstance(found, Vector):
-            self.used.update(item.name for item in found.items if isinstance(item, Register))
-        elif isinstance(found, (Register, Symbol)):
-            self.used.add(found.name)
-        return found
+        if isinstance(renamed, Vector):
+            self.used.update(item.name for item in renamed.items if isinstance(item, Register))
+        elif isinstance(renamed, (Register, Symbol)):
+            self.used.add(renamed.name)
+        return renamed
 
 
 def _is_ordinary(declared: RegisterDeclaration) -> bool:

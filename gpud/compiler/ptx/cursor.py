@@ -81,16 +81,16 @@ class Cursor:
         start = self.text.rfind("\n", 0, at) + 1
         line = self.text.count("\n", 0, at) + 1
         if at >= len(self.text):
-            found = "the end of the text"
+            next_text = "the end of the text"
         elif self.text.startswith("/*", at):
-            expected, found = "'*/' at the end of the comment", "the end of the text"
+            expected, next_text = "'*/' at the end of the comment", "the end of the text"
         elif self.text[at] == "\n":
-            found = "the end of the line"
+            next_text = "the end of the line"
         else:
             match = _FOUND.match(self.text, at)
-            found = repr(match.group()[:40]) if match else repr(self.text[at])
+            next_text = repr(match.group()[:40]) if match else repr(self.text[at])
         return PTXSyntaxError(
-            f"expected {expected}, found {found}",
+            f"expected {expected}, found {next_text}",
             line=line,
             column=at - start + 1,
             text=self.text[start:].split("\n", 1)[0].strip() or None,

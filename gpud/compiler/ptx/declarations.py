@@ -107,7 +107,7 @@ def variables(cursor: Cursor, space: str, linkage: str | None, line: int) -> lis
             raise cursor.error("one type only", match.start())
     if kind is None:
         raise cursor.error("a type such as .b32")
-    found: list[Variable] = []
+    parsed: list[Variable] = []
     while True:
         name = cursor.take(NAME, "a variable name")
         dims: tuple[int | None, ...] = ()
@@ -121,13 +121,13 @@ def variables(cursor: Cursor, space: str, linkage: str | None, line: int) -> lis
             dims = _dims(cursor)
             init = _initial(cursor, opaque=kind in _OPAQUE) if cursor.accept("=") else None
         for one in names:
-            found.append(
+            parsed.append(
                 Variable(
                     space, kind, one, dims, align, vector, linkage, init, tuple(attributes), line
                 )
             )
         if cursor.accept(";"):
-            return found
+            return parsed
         if not cursor.accept(","):
             raise cursor.error("',', '=' or ';'")
 
@@ -150,29 +150,29 @@ def registers(cursor: Cursor, line: int) -> list[RegisterDeclaration]:
             raise cursor.error("one type only", match.start())
     if kind is None:
         raise cursor.error("a register type such as .b32")
-    found: list[RegisterDeclaration] = []
+    parsed: list[RegisterDeclaration] = []
     while True:
         name = cursor.take(NAME, "a register name")
         count: int | None = None
         if cursor.accept("<"):
             count = _count(cursor)
             cursor.expect(">")
-        found.append(RegisterDeclaration(kind, name, count, vector, line))
+        parsed.append(RegisterDeclaration(kind, name, count, vector, line))
         if cursor.accept(";"):
-            return found
+            return parsed
         if not cursor.accept(","):
             raise cursor.error("',' or ';'")
 
 
 def parameters(cursor: Cursor) -> tuple[Parameter, ...]:
     """Parse a parameter list after its ``(``, with the ``)``."""
-    found: list[Parameter] = []
+    parsed: list[Parameter] = []
     if cursor.accept(")"):
         return ()
     while True:
-        found.append(_parameter(cursor))
+        parsed.append(_parameter(cursor))
         if cursor.accept(")"):
-            return tuple(found)
+            return tuple(parsed)
         if not cursor.accept(","):
             raise cursor.error("',' or ')'")
 

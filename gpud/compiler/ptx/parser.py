@@ -111,8 +111,8 @@ class _Parser(StatementParser):
         """Parse one item at module level."""
         line = self.line
         at = self.pos
-        found = self.maybe(LINKAGE)
-        linkage = found[1] if found else None
+        prefix = self.maybe(LINKAGE)
+        linkage = prefix[1] if prefix else None
         word = self.maybe(KEYWORD)
         keyword = word.group() if word else ""
         if keyword in _FUNCTIONS:

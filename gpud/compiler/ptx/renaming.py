@@ -35,20 +35,20 @@ def replace_names(operand: Operand, new: Callable[[Register | Symbol], Operand])
         case Register() | Symbol():
             return new(operand)
         case Address(Register() | Symbol() as base, offset):
-            found = new(base)
-            if found is base or not isinstance(found, (Register, Symbol)):
+            substitute = new(base)
+            if substitute is base or not isinstance(substitute, (Register, Symbol)):
                 return operand
-            return Address(found, offset)
+            return Address(substitute, offset)
         case SymbolOffset(symbol, offset):
-            found = new(symbol)
-            if found is symbol or not isinstance(found, Symbol):
+            substitute = new(symbol)
+            if substitute is symbol or not isinstance(substitute, Symbol):
                 return operand
-            return SymbolOffset(found, offset)
+            return SymbolOffset(substitute, offset)
         case Not(register):
-            found = new(register)
-            if found is register or not isinstance(found, Register):
+            substitute = new(register)
+            if substitute is register or not isinstance(substitute, Register):
                 return operand
-            return Not(found)
+            return Not(substitute)
         case Pair(first, second):
             left, right = replace_names(first, new), replace_names(second, new)
             return operand if left is first and right is second else Pair(left, right)
@@ -73,5 +73,5 @@ def _all(
 
 
 def _word(word: str, new: Callable[[Register | Symbol], Operand]) -> str:
-    found = new(Register(word) if word[0] == "%" else Symbol(word))
-    return found.name if isinstance(found, (Register, Symbol)) else word
+    replaced = new(Register(word) if word[0] == "%" else Symbol(word))
+    return replaced.name if isinstance(replaced, (Register, Symbol)) else word

@@ -215,11 +215,11 @@ class StatementParser(Cursor):
             out.extend(declared)
             self._declare(declared)
         elif keyword in SPACES:
-            found = variables(self, keyword[1:], linkage[1] if linkage else None, line)
-            out.extend(found)
+            parsed = variables(self, keyword[1:], linkage[1] if linkage else None, line)
+            out.extend(parsed)
             names = self.table.names
             odd: dict[str, Operand] = {
-                v.name: Symbol(v.name) for v in found if v.name[0] == "%" or v.name in names
+                v.name: Symbol(v.name) for v in parsed if v.name[0] == "%" or v.name in names
             }
             if odd:
                 self.table = self.table.declare(odd)
@@ -295,7 +295,7 @@ class StatementParser(Cursor):
             raise self.error("';' after the instruction", end if comment < 0 else comment)
         raw = rest.group()
         if "/" in raw:
-            raw = _COMMENT.sub(lambda found: _NOT_NEWLINE.sub(" ", found.group()), raw)
+            raw = _COMMENT.sub(lambda comment: _NOT_NEWLINE.sub(" ", comment.group()), raw)
         operands: list[Operand] = []
         try:
             for index, part in split_operands(raw):
@@ -316,8 +316,8 @@ class _Opcodes(dict[str, Opcode]):
     def __missing__(self, text: str) -> Opcode:
         if not _OPCODE.fullmatch(text):
             raise OperandError("an opcode")
-        found = self[text] = opcode(text)
-        return found
+        shared = self[text] = opcode(text)
+        return shared
 
 
 class _Guards(dict[str, Guard]):

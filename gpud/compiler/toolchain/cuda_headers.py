@@ -59,7 +59,7 @@ def _candidates(major: int) -> Iterator[list[Path]]:
     except ImportError:  # an old release, or not installed: skip it
         pass
     else:
-        if found := find_nvidia_header_directory("cudart"):
-            yield [Path(found)]
+        if bundled := find_nvidia_header_directory("cudart"):
+            yield [Path(bundled)]
     if nvcc := shutil.which("nvcc"):
         yield [Path(nvcc).resolve().parent.parent / "include"]

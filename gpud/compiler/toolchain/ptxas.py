@@ -91,16 +91,16 @@ def assemble(ptx: str, arch: str) -> dict[str, Usage]:
 def parse_report(log: str) -> dict[str, Usage]:
     """Parse the output of ``ptxas --verbose``: the usage of each kernel by its PTX name."""
     parts = _ENTRY.split(log)
-    found: dict[str, Usage] = {}
+    usages: dict[str, Usage] = {}
     for name, text in zip(parts[1::3], parts[3::3], strict=True):
         stack = _STACK.search(text)
-        found[name] = Usage(
+        usages[name] = Usage(
             registers=_number(_REGISTERS, text),
             shared_bytes=_number(_SHARED, text),
             stack_bytes=int(stack[1]) if stack else 0,
             spill_bytes=int(stack[2]) + int(stack[3]) if stack else 0,
         )
-    return found
+    return usages
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.instrumentation.target_checks import Check, declarations, emit, fold
+from gpud.compiler.instrumentation.target_checks import TargetCheck, declarations, emit, fold
 from gpud.compiler.ptx.model import (
     Function,
     Guard,
@@ -21,14 +21,14 @@ VALUE, PREDICATE = Register("%rd1"), Register("%p1")
 NOTE = Instruction(opcode("membar.cta"))
 
 
-def checks() -> list[Check]:
+def checks() -> list[TargetCheck]:
     """All kinds, with and without guards."""
-    made: list[Check] = []
+    made: list[TargetCheck] = []
     for guard in (None, Guard(PREDICATE), Guard(PREDICATE, negated=True)):
         for functions in ((), ("one",), ("one", "two", "three")):
-            made.append(Check(len(made), VALUE, 100 + len(made), functions, None, guard))
-        made.append(Check(len(made), Register("%r1"), 100 + len(made), (), 3, guard))
-    made.append(Check(len(made), Immediate("7", 7), 9, (), 5))
+            made.append(TargetCheck(len(made), VALUE, 100 + len(made), functions, None, guard))
+        made.append(TargetCheck(len(made), Register("%r1"), 100 + len(made), (), 3, guard))
+    made.append(TargetCheck(len(made), Immediate("7", 7), 9, (), 5))
     return made
 
 
@@ -55,9 +55,9 @@ HEAD = """
 
 
 def test_every_check_is_read_back() -> None:
-    found: list[Check] = []
+    found: list[TargetCheck] = []
 
-    def note(check: Check, line: int) -> Statement:
+    def note(check: TargetCheck, line: int) -> Statement:
         assert line > 0
         found.append(check)
         return NOTE

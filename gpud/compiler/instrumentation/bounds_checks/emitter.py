@@ -142,22 +142,22 @@ class _Cold:
         do, names = self._do, self._names
         do(_ADD, names.where, self._check.register, immediate(member.low))
         if member.align > 1:
-            found = self._label("found", 0)
+            inside = self._label("found", 0)
             do(_ABOVE, names.out, names.off, names.last)
-            do(_BRA, found, when=names.is_out)
+            do(_BRA, inside, when=names.is_out)
             self._report(FaultKind.MISALIGNED, member)
-            self.body.append(Label(found.name, self._line))
+            self.body.append(Label(inside.name, self._line))
         self._report(FaultKind.ADDRESS, member)
 
     def _member(self, index: int, member: Member) -> None:
         """Test the bytes of a member from the address in ``where`` on."""
         check, do, names = self._check, self._do, self._names
         where, off, last, out = names.where, names.off, names.last, names.out
-        found = self._label("found", index)
+        legal = self._label("found", index)
         do(_SUBTRACT, off, where, names.base)
         do(_SUBTRACT, last, names.size, immediate(member.span))
         do(_WITHIN, out, off, last)
-        do(_BRA, found, when=names.is_out)
+        do(_BRA, legal, when=names.is_out)
         also = check_register("also", check.number)
         for window in check.windows:
             lies = opcode(f"isspacep.{window}")
@@ -165,11 +165,11 @@ class _Cold:
             do(_ADD, off, where, immediate(member.span - 1))
             do(lies, also, off)
             do(_AND, out, out, also)
-            do(_BRA, found, when=names.is_out)
+            do(_BRA, legal, when=names.is_out)
         for variable in check.variables:
-            self._variable(variable, member.span, found)
+            self._variable(variable, member.span, legal)
         self._report(FaultKind.ADDRESS, member)
-        self.body.append(Label(found.name, self._line))
+        self.body.append(Label(legal.name, self._line))
         if member.align > 1:
             aligned = self._label("next", index)
             do(_MASK, names.low, where, immediate(member.align - 1))
@@ -178,7 +178,7 @@ class _Cold:
             self._report(FaultKind.MISALIGNED, member)
             self.body.append(Label(aligned.name, self._line))
 
-    def _variable(self, variable: Range, span: int, found: Symbol) -> None:
+    def _variable(self, variable: Range, span: int, legal: Symbol) -> None:
         do, names = self._do, self._names
         off, where, out = names.off, names.where, names.out
         if variable.name == HEAP:
@@ -189,7 +189,7 @@ class _Cold:
             do(opcode("setp.ge.u64"), also, last, immediate(span))
             do(_SUBTRACT, last, last, immediate(span))
             do(opcode("setp.le.and.u64"), out, off, last, also)
-            do(_BRA, found, when=names.is_out)
+            do(_BRA, legal, when=names.is_out)
             return
         if variable.size < span:
             return
@@ -200,7 +200,7 @@ class _Cold:
             do(opcode(how), off, Symbol(variable.name))
         do(_SUBTRACT, off, where, off)
         do(_WITHIN, out, off, immediate(variable.size - span))
-        do(_BRA, found, when=names.is_out)
+        do(_BRA, legal, when=names.is_out)
 
 
 class _Names:

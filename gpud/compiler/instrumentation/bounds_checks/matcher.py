@@ -47,8 +47,8 @@ def recognise(function: Function) -> list[CheckMatch]:
     if not starts:
         return []
     labels = {s.name: index for index, s in enumerate(body) if type(s) is Label}
-    found = (_read(body, start, labels) for start in starts)
-    return [one for one in found if one is not None]
+    matches = (_read(body, start, labels) for start in starts)
+    return [one for one in matches if one is not None]
 
 
 def fold(function: Function, instead: Callable[[BoundsCheck], Statement]) -> Function:

@@ -104,19 +104,19 @@ def compute(
     Returns:
         The register of each needed coordinate.
     """
-    found: dict[str, Operand] = {}
+    coordinates: dict[str, Operand] = {}
     for axis, letter in enumerate("xyz"):
         name = f"%nctaid.{letter}"
         if name in needed:
-            found[name] = code.register(f"grid_{letter}")
-            code("ld.global.nc.u32", found[name], Address(job, words.GRID + 4 * axis))
+            coordinates[name] = code.register(f"grid_{letter}")
+            code("ld.global.nc.u32", coordinates[name], Address(job, words.GRID + 4 * axis))
     wanted = [letter for letter in "xyz" if f"%ctaid.{letter}" in needed]
     if wanted:
         helpers = "z" if "y" in wanted else ""
         place = {letter: code.register(letter) for letter in (*wanted, *helpers)}
         _split(code, number, job, place, wanted)
-        found.update({f"%ctaid.{letter}": place[letter] for letter in wanted})
-    return found
+        coordinates.update({f"%ctaid.{letter}": place[letter] for letter in wanted})
+    return coordinates
 
 
 def _split(

@@ -114,16 +114,16 @@ class _Context(HiddenParameters):
 
     def offered(self, function: Function, code: CodeBuilder) -> dict[str, Operand]:
         nothing = immediate(words.NOTHING)
-        found: dict[str, Operand] = dict.fromkeys(CONTEXT, nothing)
+        values: dict[str, Operand] = dict.fromkeys(CONTEXT, nothing)
         decision = self._plan.get(function.name)
         if decision is None or function.kind != "entry":
-            return {**found, "ctl": immediate(0)}  # a function's are its parameters
+            return {**values, "ctl": immediate(0)}  # a function's are its parameters
         control = Symbol(function.parameters[-1].name)
-        found["ctl"] = ctl = code.register("ctl", "b64")
+        values["ctl"] = ctl = code.register("ctl", "b64")
         code("ld.param.u64", ctl, Address(control))
         if decision.form is Form.PERSISTENT:
-            found["claim"], found["slots"] = claim_and_slot(function)
-        return found
+            values["claim"], values["slots"] = claim_and_slot(function)
+        return values
 
     def changed(self, function: Function, here: Mapping[str, Operand]) -> list[Statement]:
         body = merge_tails(function.body or (), tuple(here[key] for key in CONTEXT))

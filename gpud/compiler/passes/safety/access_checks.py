@@ -4,9 +4,10 @@ Problem: instructions name addresses in many ways (a register and an offset, a v
 a matrix with a stride in a register), and what is legal depends on the module. The code that merges
 and moves checks should not have to deal with that.
 
-Approach: every access becomes one or more `Check`s: bytes at a constant distance from a 64-bit
-register. If the address is in no such register, it is computed into one before the check, and the
-access then uses that register. Accesses that always lie in one variable of the module need none.
+Approach: every access becomes one or more `AccessCheck`s: bytes at a constant distance from a
+64-bit register. If the address is in no such register, it is computed into one before the check,
+and the access then uses that register. Accesses that always lie in one variable of the module need
+none.
 
 Properties:
 * ``complete``: an access has no check only if `gpud.compiler.analysis.memory_accesses` says that it
@@ -45,7 +46,14 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["AllowedMemory", "Check", "Materializer", "RegisterWidths", "find_checks", "signed"]
+__all__ = [
+    "AccessCheck",
+    "AllowedMemory",
+    "Materializer",
+    "RegisterWidths",
+    "find_checks",
+    "signed",
+]
 
 Materializer = Callable[[Register], list[Statement]]
 """Makes the statements that compute a value into a given register."""
@@ -87,7 +95,7 @@ def declared_range(declared: Sequence[Variable]) -> tuple[Range, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AccessCheck:
     """One range to check before the instruction at ``position`` of the body.
 
     ``register`` is ``None`` if the address must first be computed into a register by ``making``;
@@ -118,7 +126,7 @@ class Check:
 
 def find_checks(
     function: Function, allowed: AllowedMemory, site: Callable[[Instruction], int]
-) -> list[Check]:
+) -> list[AccessCheck]:
     """Return the checks that the flat ``function`` needs, in body order.
 
     ``site`` returns the site number of an instruction.
@@ -131,7 +139,7 @@ def find_checks(
         if type(statement) is Instruction and statement.opcode.base not in ARITHMETIC:
             for access in accesses(statement):
                 finder.add(position, statement, access)
-    return finder.found
+    return finder.checks
 
 
 class _Finder:
@@ -140,7 +148,7 @@ class _Finder:
     def __init__(
         self, function: Function, allowed: AllowedMemory, site: Callable[[Instruction], int]
     ) -> None:
-        self.found: list[Check] = []
+        self.checks: list[AccessCheck] = []
         self._site = site
         self._allowed = allowed
         self._widths = RegisterWidths(function)
@@ -176,8 +184,8 @@ class _Finder:
         condition = None
         if access.only_if is not None:
             condition = _asked(access.only_if, ins.guard, self._widths)
-        self.found.append(
-            Check(
+        self.checks.append(
+            AccessCheck(
                 position,
                 ins.line,
                 register,
@@ -228,8 +236,8 @@ class _Finder:
         end = _made_end(base, size, self._widths)
         for register, low, making in ((base, 0, None), (None, -unit, end)):
             member = Member(signed(address.offset + low), unit, unit, self._site(ins))
-            self.found.append(
-                Check(
+            self.checks.append(
+                AccessCheck(
                     position,
                     ins.line,
                     register,
@@ -249,14 +257,14 @@ class _Finder:
         return self._allowed.windows + (() if access.writes else self._allowed.parameters)
 
     def _variables(self, access: Access, base: object) -> tuple[Range, ...]:
-        found = self._visible
+        variables = self._visible
         if access.generic and not access.writes:
-            found += self._constants
+            variables += self._constants
         if isinstance(base, Symbol) and base.name not in self._hidden:
             known = self._allowed.variable(base.name)
-            if known is not None and known[0] not in found and _may_hold(known[0], access):
-                found += (known[0],)
-        return found
+            if known is not None and known[0] not in variables and _may_hold(known[0], access):
+                variables += (known[0],)
+        return variables
 
     def _is_inside(self, ins: Instruction, access: Access) -> bool:
         """Return whether the access always lies, aligned, in the variable that it names."""
@@ -318,13 +326,13 @@ def _asked(operand: Operand, guard: Guard | None, widths: RegisterWidths) -> Mat
     def make(target: Register) -> list[Statement]:
         assert isinstance(operand, Register)
         if widths.of(operand) == 1:
-            found: list[Statement] = [_do("not.pred", target, operand)]
+            statements: list[Statement] = [_do("not.pred", target, operand)]
         else:
-            found = [_do(f"setp.ne.u{widths.of(operand)}", target, operand, 0)]
+            statements = [_do(f"setp.ne.u{widths.of(operand)}", target, operand, 0)]
         if guard is not None:
             other = replace(guard, negated=not guard.negated)
-            found.append(_do("mov.pred", target, 0, guard=other))
-        return found
+            statements.append(_do("mov.pred", target, 0, guard=other))
+        return statements
 
     return make
 
@@ -350,16 +358,16 @@ class RegisterWidths:
             KeyError: the function does not declare it.
         """
         name = register.name
-        found = self._single.get(name)
-        if found is not None:
-            return found
+        width = self._single.get(name)
+        if width is not None:
+            return width
         for cut in range(len(name) - 1, 0, -1):
             if not name[cut].isdecimal():
                 break
-            found = self._ranges.get(name[:cut])
-            if found is not None:
-                self._single[name] = found
-                return found
+            width = self._ranges.get(name[:cut])
+            if width is not None:
+                self._single[name] = width
+                return width
         raise KeyError(name)
 
 

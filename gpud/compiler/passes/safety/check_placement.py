@@ -41,7 +41,7 @@ from dataclasses import dataclass, replace
 from gpud.compiler.analysis.cfg import Block, ControlFlow, Loop
 from gpud.compiler.analysis.effects import BRANCH, FLAGS
 from gpud.compiler.instrumentation.bounds_checks import Member
-from gpud.compiler.passes.safety.access_checks import Check, signed
+from gpud.compiler.passes.safety.access_checks import AccessCheck, signed
 from gpud.compiler.passes.safety.value_numbering import (
     NO_FACTS,
     BlockValues,
@@ -63,24 +63,24 @@ HULL_BYTES = 4096
 class PlacedCheck:
     """A bounds check at the position of ``first``; ``members`` are offsets from its register."""
 
-    first: Check
+    first: AccessCheck
     members: list[Member]
 
 
-def place_checks(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedCheck]:
+def place_checks(flow: ControlFlow, checks: Sequence[AccessCheck]) -> list[PlacedCheck]:
     """Return the bounds checks for ``checks`` of the function of ``flow``, in body order."""
     placer = _Placer(flow, checks)
     entering = placer.solve()
     if flow.back_edges and placer.hoist(entering):
         entering = placer.solve()
-    found: list[PlacedCheck] = []
+    placed: list[PlacedCheck] = []
     for hoisted in placer.hoisted.values():
         seen = [_seen_alone(check) for check in hoisted]
-        found += _merged(seen)
+        placed += _merged(seen)
     for block in placer.blocks:
-        found += _merged(placer.walk(block, entering.get(block, NO_FACTS)).seen)
-    found.sort(key=lambda one: one.first.position)
-    return found
+        placed += _merged(placer.walk(block, entering.get(block, NO_FACTS)).seen)
+    placed.sort(key=lambda one: one.first.position)
+    return placed
 
 
 # -- merging -----------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ class _Transfer:
 class _Placer:
     """The facts of one function, and the checks hoisted out of its loops."""
 
-    def __init__(self, flow: ControlFlow, checks: Sequence[Check]) -> None:
+    def __init__(self, flow: ControlFlow, checks: Sequence[AccessCheck]) -> None:
         self._flow = flow
-        self._at: dict[int, list[Check]] = {}
+        self._at: dict[int, list[AccessCheck]] = {}
         for check in checks:
             self._at.setdefault(check.position, []).append(check)
         self.blocks = [
@@ -180,7 +180,7 @@ class _Placer:
             for block in flow.blocks
             if any(place.position in self._at for place in block.places)
         ]
-        self.hoisted: dict[tuple[int, int], list[Check]] = {}
+        self.hoisted: dict[tuple[int, int], list[AccessCheck]] = {}
         """Hoisted checks, of entry values, by (block before the loop, loop header)."""
         self._events = events(flow, self._at)
         self._alone = {block: BlockValues(self._events[block], NO_FACTS) for block in self.blocks}
@@ -285,7 +285,7 @@ class _Placer:
         return bool(self.hoisted)
 
 
-def _seen_alone(check: Check) -> NumberedCheck:
+def _seen_alone(check: AccessCheck) -> NumberedCheck:
     """Return a hoisted check, which is of an entry value."""
     assert check.register is not None
     return NumberedCheck(check, check.register.name, check.member.low, None, 0, covered=False)

@@ -127,7 +127,7 @@ class _Rewriter:
         self._named.update(dict.fromkeys(functions))
         self._count += 1
         site = self._sites.add(self._function.name, ins)
-        check = target_checks.Check(self._count, value, site, functions, length, ins.guard)
+        check = target_checks.TargetCheck(self._count, value, site, functions, length, ins.guard)
         hot, cold = target_checks.emit(check, ins.line)
         self._body += hot
         self._cold += cold
@@ -138,13 +138,13 @@ class _Rewriter:
         tuples = [one for one in ins.operands if isinstance(one, Tuple)]
         results = ins.operands[0].items if isinstance(ins.operands[0], Tuple) else ()
         arguments = tuples[-1].items if len(tuples) > bool(results) else ()
-        found = self._call_graph.functions
+        functions = self._call_graph.functions
         return [
             name
             for name in (self._call_graph.addressed if listed is None else listed)
-            if name in found
-            and len(found[name].parameters) == len(arguments)
-            and len(found[name].returns) == len(results)
+            if name in functions
+            and len(functions[name].parameters) == len(arguments)
+            and len(functions[name].returns) == len(results)
         ]
 
 

@@ -105,13 +105,13 @@ class _Cycles:
 
     def has(self, name: str) -> bool:
         """Return whether the function itself needs polls."""
-        found = self._known.get(name)
-        if found is None:
-            found = name in self.recursive or (
+        known = self._known.get(name)
+        if known is None:
+            known = name in self.recursive or (
                 has_cycle(self._call_graph, name) and bool(self.poll_blocks(name))
             )
-            self._known[name] = found
-        return found
+            self._known[name] = known
+        return known
 
     def poll_blocks(self, name: str) -> list[int]:
         """Return the basic blocks of a function at whose ends polls stand."""
@@ -129,15 +129,17 @@ class _Cycles:
                 if target in self._call_graph.uses and target not in reached:
                     reached.add(target)
                     order.append(target)
-        found = {name for name in order if self.has(name)}
+        functions = {name for name in order if self.has(name)}
         changed = True
         while changed:
             changed = False
             for name in order:
-                if name not in found and found.intersection(self._call_graph.uses[name].calls):
-                    found.add(name)
+                if name not in functions and functions.intersection(
+                    self._call_graph.uses[name].calls
+                ):
+                    functions.add(name)
                     changed = True
-        return [name for name in order if name in found]
+        return [name for name in order if name in functions]
 
 
 @cache
@@ -188,16 +190,16 @@ class _Writer:
         """Return the positions in the body before which polls stand."""
         if not self._cycles.has(function.name):
             return frozenset()
-        found: dict[int, None] = {}
+        places: dict[int, None] = {}
         if function.name in self._cycles.recursive:
             code = (RegisterDeclaration, Variable)
             body = function.body or []
-            found[next((n for n, s in enumerate(body) if not isinstance(s, code)), len(body))] = (
+            places[next((n for n, s in enumerate(body) if not isinstance(s, code)), len(body))] = (
                 None
             )
         flow = self._call_graph.flow(function.name)
         for source in self._cycles.poll_blocks(function.name):
             block = flow.blocks[source]
             ends = block.last is not None and flags(block.last.opcode) & TERMINATOR
-            found[block.places[-1].position if ends else block.stop] = None
-        return frozenset(found)
+            places[block.places[-1].position if ends else block.stop] = None
+        return frozenset(places)

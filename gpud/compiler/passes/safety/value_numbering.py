@@ -30,7 +30,7 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.analysis.memory_accesses import is_familiar
 from gpud.compiler.instrumentation.bounds_checks import Range
-from gpud.compiler.passes.safety.access_checks import Check, RegisterWidths, signed
+from gpud.compiler.passes.safety.access_checks import AccessCheck, RegisterWidths, signed
 from gpud.compiler.ptx.model import Guard, Immediate, Instruction, Operand, Register
 
 __all__ = ["NO_FACTS", "BlockValues", "Event", "Fact", "Facts", "NumberedCheck", "Value", "events"]
@@ -68,7 +68,7 @@ class NumberedCheck:
     ``covered`` says whether a fact includes it.
     """
 
-    check: Check
+    check: AccessCheck
     origin: str | int
     low: int
     condition: Condition
@@ -118,7 +118,7 @@ class BlockValues:
         name = guard.register.name
         return name, self.writes.get(name, 0), guard.negated
 
-    def _see(self, check: Check) -> None:
+    def _see(self, check: AccessCheck) -> None:
         if not check.is_plain or check.register is None:
             self._fresh += 1
             seen = NumberedCheck(
@@ -194,12 +194,12 @@ _SIMPLE = frozenset((
 _MAY_STOP = CALL | BARRIER | COLLECTIVE | CLUSTER
 _MAY_STOP_BASES = frozenset(("griddepcontrol", "brkpt", "trap"))
 
-Event = tuple[Sequence[Check], bool, tuple[Register, ...], Step | None]
+Event = tuple[Sequence[AccessCheck], bool, tuple[Register, ...], Step | None]
 """A relevant instruction: its checks, whether a thread may not return from it, the registers it
 writes from which addresses or guards derive, and the copy that it makes."""
 
 
-def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Event]]:
+def events(flow: ControlFlow, at: Mapping[int, Sequence[AccessCheck]]) -> list[list[Event]]:
     """Return the relevant instructions of each block."""
     widths = RegisterWidths(flow.function)
     steps: dict[int, Step] = {}
@@ -214,7 +214,7 @@ def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Ev
                 assert isinstance(target, Register)
                 sources.setdefault(target.name, []).append(step[0].name)
     wanted = _wanted(at, sources)
-    found: list[list[Event]] = []
+    events: list[list[Event]] = []
     for block in flow.blocks:
         here: list[Event] = []
         for place in block.places:
@@ -229,8 +229,8 @@ def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Ev
             targets = tuple(r for r in _results(ins) if r.name in wanted)
             if checks or stops or targets:
                 here.append((checks, stops, targets, steps.get(place.position)))
-        found.append(here)
-    return found
+        events.append(here)
+    return events
 
 
 def _results(ins: Instruction) -> tuple[Register, ...]:
@@ -240,7 +240,9 @@ def _results(ins: Instruction) -> tuple[Register, ...]:
     return (*written(ins), *read(ins))
 
 
-def _wanted(at: Mapping[int, Sequence[Check]], sources: Mapping[str, Sequence[str]]) -> set[str]:
+def _wanted(
+    at: Mapping[int, Sequence[AccessCheck]], sources: Mapping[str, Sequence[str]]
+) -> set[str]:
     """Return the registers of checks, bases and guards, and the registers they are copied from."""
     wanted: set[str] = set()
     for checks in at.values():
@@ -258,7 +260,7 @@ def _wanted(at: Mapping[int, Sequence[Check]], sources: Mapping[str, Sequence[st
     return wanted
 
 
-def _covers(fact: Fact, check: Check, low: int, condition: Condition) -> bool:
+def _covers(fact: Fact, check: AccessCheck, low: int, condition: Condition) -> bool:
     """Return whether ``fact`` includes the check's range, ``low`` from the same origin."""
     member = check.member
     if not (fact.low <= low and low + member.span <= fact.low + fact.span):

@@ -227,7 +227,7 @@ def _metadata(ir: IRModule) -> None:
 
 def _reachable(prepared: Prepared) -> list[ptx.Function]:
     """Return the functions that the kernel may call, directly or indirectly, in a stable order."""
-    found: dict[str, None] = {}
+    reached: dict[str, None] = {}
     work = [prepared.entry]
     while work:
         for statement in work.pop().body or ():
@@ -235,10 +235,10 @@ def _reachable(prepared: Prepared) -> list[ptx.Function]:
                 target = callee(statement)
                 names = (target.name,) if isinstance(target, ptx.Symbol) else prepared.addressed
                 for name in names:
-                    if name in prepared.functions and name not in found:
-                        found[name] = None
+                    if name in prepared.functions and name not in reached:
+                        reached[name] = None
                         work.append(prepared.functions[name])
-    return [prepared.functions[name] for name in found]
+    return [prepared.functions[name] for name in reached]
 
 
 def _shared_layout(
@@ -288,12 +288,12 @@ def _shared_layout(
 
 
 def _symbols(ins: ptx.Instruction) -> list[str]:
-    found = []
+    names = []
     for operand in ins.operands:
         if isinstance(operand, ptx.Symbol):
-            found.append(operand.name)
+            names.append(operand.name)
         elif isinstance(operand, ptx.Address) and isinstance(operand.base, ptx.Symbol):
-            found.append(operand.base.name)
+            names.append(operand.base.name)
         elif isinstance(operand, ptx.SymbolOffset):
-            found.append(operand.symbol.name)
-    return found
+            names.append(operand.symbol.name)
+    return names

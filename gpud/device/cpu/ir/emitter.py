@@ -33,9 +33,9 @@ class IRModule:
 
     def declare(self, text: str) -> None:
         """Add ``declare ...``, or a global, once; the first ``@name`` in it identifies it."""
-        found = _NAME.search(text)
-        assert found, text
-        self._declarations.setdefault(found[1], text)
+        name = _NAME.search(text)
+        assert name, text
+        self._declarations.setdefault(name[1], text)
 
     def define(self, text: str) -> None:
         """Add a whole function definition."""

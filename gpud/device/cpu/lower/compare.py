@@ -40,16 +40,16 @@ def read_float(thread: Thread, operand: Operand, type_: str, *, ftz: bool = Fals
 def _predicate(ins: Instruction, comparison: str, type_: str) -> str:
     """Return the LLVM predicate of a PTX comparison on a type."""
     if type_[0] in "fb" and "f" in type_:
-        found = _FLOAT_PREDICATE.get(comparison)
+        predicate = _FLOAT_PREDICATE.get(comparison)
     elif comparison in ("eq", "ne"):
-        found = comparison
+        predicate = comparison
     elif comparison in _ORDERED and type_[0] in "us":
-        found = type_[0] + comparison
+        predicate = type_[0] + comparison
     else:
-        found = _UNSIGNED_PREDICATE.get(comparison) if type_[0] == "u" else None
-    if found is None:
+        predicate = _UNSIGNED_PREDICATE.get(comparison) if type_[0] == "u" else None
+    if predicate is None:
         raise rejected(ins, f".{comparison} does not compare .{type_}")
-    return found
+    return predicate
 
 
 def _compare(

@@ -66,9 +66,9 @@ class _ByType:
 
     def __call__(self, thread: Thread, instruction: Instruction) -> None:
         for modifier in reversed(instruction.opcode.modifiers):
-            found = self.by_type.get(modifier)
-            if found is not None:
-                found(thread, instruction)
+            lowering = self.by_type.get(modifier)
+            if lowering is not None:
+                lowering(thread, instruction)
                 return
         raise rejected(instruction, "unknown instruction type")
 
@@ -116,12 +116,12 @@ class Modifiers:
 
     def require(self, *names: str) -> str:
         """Take the first modifier that is one of ``names``; an error if there is none."""
-        found = self.choice(*names)
-        if not found:
+        taken = self.choice(*names)
+        if not taken:
             raise rejected(
                 self.instruction, f"one of {', '.join('.' + n for n in names)} is needed"
             )
-        return found
+        return taken
 
     def type(self) -> str:
         """Take the last modifier that is a type."""

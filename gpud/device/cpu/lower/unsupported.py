@@ -43,11 +43,11 @@ def unsupported_error(instruction: Instruction) -> KernelRejected | None:
     Modifiers and types that a lowering does not know are rejected by the lowering itself.
     """
     base = instruction.opcode.base
-    found = _BY_BASE.get(base)
+    reason = _BY_BASE.get(base)
     for modifier in instruction.opcode.modifiers:
-        found = found or _BY_MODIFIER.get((base, modifier))
-    if found is None:
+        reason = reason or _BY_MODIFIER.get((base, modifier))
+    if reason is None:
         return None
     return KernelRejected(
-        *found, instruction=instruction.opcode.text, line=instruction.line or None
+        *reason, instruction=instruction.opcode.text, line=instruction.line or None
     )

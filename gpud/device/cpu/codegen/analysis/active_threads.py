@@ -69,8 +69,8 @@ class ActiveThreads:
     @property
     def range(self) -> tuple[int, int]:
         """The first of the threads, and the one after the last; equal if there is none."""
-        found = np.flatnonzero(self._taking_part)
-        return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+        threads = np.flatnonzero(self._taking_part)
+        return (int(threads[0]), int(threads[-1]) + 1) if len(threads) else (0, 0)
 
     def run(self, ins: ptx.Instruction) -> None:
         """Interpret ``ins`` for all threads whose guard holds."""
@@ -126,8 +126,8 @@ class ActiveThreads:
 
     def _guard(self, guard: ptx.Guard) -> tuple[Mask, Mask] | None:
         """Return for which threads a guard holds, and for which of them that is known."""
-        found = self._now(guard.register.name)
-        return None if found is None else ((found.numbers != 0) != guard.negated, found.known)
+        value = self._now(guard.register.name)
+        return None if value is None else ((value.numbers != 0) != guard.negated, value.known)
 
     def _write(self, name: str, result: Values | None, held: Mask, *, guarded: bool) -> None:
         if guarded:
@@ -159,7 +159,7 @@ def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int
         return everybody
     exits = [target for target in stage.lockstep.plan.exits(stage.stage) if target != flow.exit]
     kept = {name for target in exits for name in stage.kernel.regions.spilled_at(target)}
-    found = ActiveThreads(shape, kept & stage.lockstep.varying, stage.lockstep.plan.values)
+    active = ActiveThreads(shape, kept & stage.lockstep.varying, stage.lockstep.plan.values)
     for segment in stage.stage.segments:
         block, *inner = (flow.blocks[number] for number in segment.blocks)
         if block.index in convergence.inner:
@@ -167,12 +167,12 @@ def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int
         for place in block.places:
             ins = place.instruction
             if id(ins) in uniform:
-                found.run_once(ins)
+                active.run_once(ins)
             elif ins is not block.last or segment.join is None:
-                found.run(ins)
+                active.run(ins)
         if segment.join is not None:
-            found.branch(block, inner)
-    first, stop = found.range
+            active.branch(block, inner)
+    first, stop = active.range
     if stop - first <= 1:
         return first, first + 1
     return (first, stop) if shape.x == shape.threads else everybody

@@ -46,23 +46,23 @@ def noncanonical_registers(
     body: Iterable[ptx.Statement], storage: dict[str, str]
 ) -> frozenset[str]:
     """Return the registers stored as ``float`` that may hold a NaN other than the GPU's."""
-    found: set[str] = set()
+    registers: set[str] = set()
     passing: list[ptx.Instruction] = []
     for ins in body:
         if not isinstance(ins, ptx.Instruction):
             continue
         if ins.opcode.base in _PLAIN_OPERATIONS and ins.opcode.modifiers[-1:] == ("f32",):
-            found.update(r.name for r in written(ins) if storage.get(r.name) == "float")
+            registers.update(r.name for r in written(ins) if storage.get(r.name) == "float")
         elif ins.opcode.base in _DATA_MOVES:
             passing.append(ins)
-    changed = bool(found)
+    changed = bool(registers)
     while changed:
         changed = False
         for ins in passing:
-            if any(r.name in found for r in read(ins)):
+            if any(r.name in registers for r in read(ins)):
                 for register in written(ins):
                     name = register.name
-                    if name not in found and storage.get(name) == "float":
-                        found.add(name)
+                    if name not in registers and storage.get(name) == "float":
+                        registers.add(name)
                         changed = True
-    return frozenset(found)
+    return frozenset(registers)

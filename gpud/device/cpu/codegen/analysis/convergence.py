@@ -316,17 +316,17 @@ class Convergence:
 
     def _is_grid_stride(self, name: str, inside: list[ptx.Instruction]) -> bool:
         """Return whether a register's increment is computed from the size of the grid."""
-        found = {name}
+        names = {name}
         work = [i for i in inside if name in (r.name for r in written(i))]
-        while work and len(found) < _MAX_DEFINITIONS:
+        while work and len(names) < _MAX_DEFINITIONS:
             ins = work.pop()
             if any(one.startswith("%nctaid") for one in special_registers(ins)):
                 return True
             for register in read(ins):
                 if _GRID_SIZE.match(register.name):
                     return True
-                if register.name not in found:
-                    found.add(register.name)
+                if register.name not in names:
+                    names.add(register.name)
                     work += [made for _, made in self.definitions_of(register.name)]
         return False
 

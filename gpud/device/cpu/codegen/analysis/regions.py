@@ -73,12 +73,12 @@ class Regions:
 
     def live_into(self, block: int) -> tuple[str, ...]:
         """Return the names of the registers that are live into ``block``, in a stable order."""
-        found = self._names.get(block)
-        if found is None:
+        names = self._names.get(block)
+        if names is None:
             bits = self.liveness.live_in[block]
-            found = tuple(r.name for r in self.liveness.registers(bits))
-            self._names[block] = found
-        return found
+            names = tuple(r.name for r in self.liveness.registers(bits))
+            self._names[block] = names
+        return names
 
     def spilled_at(self, block: int) -> tuple[str, ...]:
         """Return the registers to spill for a thread that stops before ``block``.
@@ -86,8 +86,8 @@ class Regions:
         They are the live ones, with those that can be recomputed replaced by the leaves of their
         recipes.
         """
-        found = self._kept.get(block)
-        if found is None:
+        spilled = self._kept.get(block)
+        if spilled is None:
             names: dict[str, None] = {}
             recomputed = self.recomputed_at(block)
             for name in self.live_into(block):
@@ -96,8 +96,8 @@ class Regions:
             for name in self.live_into(block):
                 if name in recomputed and self.recomputable is not None:
                     names.update(dict.fromkeys(self.recomputable.leaves(name)))
-            found = self._kept[block] = tuple(names)
-        return found
+            spilled = self._kept[block] = tuple(names)
+        return spilled
 
     def recomputed_at(self, block: int) -> frozenset[str]:
         """Return the live registers that are recomputed, not spilled, before ``block``."""

@@ -106,17 +106,17 @@ def _pointers(body: list[ptx.Instruction]) -> set[str]:
                 if isinstance(operand, ptx.Address) and isinstance(operand.base, ptx.Register):
                     wanted.append(operand.base.name)
     likely = _likelihood(definitions)
-    found: set[str] = set()
+    pointers: set[str] = set()
     while wanted:
         name = wanted.pop()
-        if name in found or not definitions.get(name):
+        if name in pointers or not definitions.get(name):
             continue
         bases = [_base(ins, likely) for ins in definitions[name]]
         if any(base is None for base in bases):
             continue
-        found.add(name)
+        pointers.add(name)
         wanted.extend(b.name for b in bases if isinstance(b, ptx.Register))
-    return found
+    return pointers
 
 
 def _likelihood(definitions: dict[str, list[ptx.Instruction]]) -> dict[str, int]:

@@ -82,12 +82,12 @@ class Rematerializable:
 
     def leaves(self, name: str) -> list[str]:
         """Return the uniform registers that the recipe of ``name`` reads, in order."""
-        found: dict[str, None] = {}
+        registers: dict[str, None] = {}
         for ins in self._recipes[name]:
             for register in read(ins):
                 if register.name not in self._varying:
-                    found[register.name] = None
-        return list(found)
+                    registers[register.name] = None
+        return list(registers)
 
     # -- recipes
 

@@ -37,7 +37,7 @@ __all__ = ["spin_headers"]
 
 def spin_headers(flow: ControlFlow) -> frozenset[int]:
     """Return the header blocks of the loops that wait; a thread yields at the back edge to one."""
-    found = set()
+    headers = set()
     for loop in flow.loops:
         blocks = _without_barriers(flow, loop)
         inside = [place.instruction for b in sorted(blocks) for place in flow.blocks[b].places]
@@ -51,8 +51,8 @@ def spin_headers(flow: ControlFlow) -> frozenset[int]:
                     conditions.add(last.guard.register.name)
                 conditions.update(r.name for r in read(last))
         if _reads_shared_state(inside, conditions):
-            found.add(loop.header)
-    return frozenset(found)
+            headers.add(loop.header)
+    return frozenset(headers)
 
 
 def _without_barriers(flow: ControlFlow, loop: Loop) -> set[int]:

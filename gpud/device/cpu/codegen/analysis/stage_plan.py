@@ -190,15 +190,15 @@ class StagePlan:
             return False
         kept = self.convergence.varying.intersection(self.regions.spilled_at(join))
         block, *inner = (flow.blocks[n] for n in segment.blocks)
-        found = ActiveThreads(self.shape, kept, self.values)
+        active = ActiveThreads(self.shape, kept, self.values)
         for place in block.places[:-1]:
             ins = place.instruction
             if self.convergence.is_uniform(ins, block.index):
-                found.run_once(ins)
+                active.run_once(ins)
             else:
-                found.run(ins)
-        found.branch(block, inner)
-        first, stop = found.range
+                active.run(ins)
+        active.branch(block, inner)
+        first, stop = active.range
         return stop - first == 1
 
     def _would_reorder(self, inside: set[int], follow: int) -> bool:
@@ -218,14 +218,14 @@ class StagePlan:
     def _inner_from(self, number: int) -> set[int]:
         """Return ``number``, if it is inner, and the inner blocks reachable from there."""
         inner = self.convergence.inner
-        found = {number} & inner
-        stack = list(found)
+        reached = {number} & inner
+        stack = list(reached)
         while stack:
             for successor in self.flow.blocks[stack.pop()].successors:
-                if successor in inner and successor not in found:
-                    found.add(successor)
+                if successor in inner and successor not in reached:
+                    reached.add(successor)
                     stack.append(successor)
-        return found
+        return reached
 
     def _segment(self, number: int) -> Segment | None:
         """Return the segment that begins at ``number``; None if its threads would not rejoin."""

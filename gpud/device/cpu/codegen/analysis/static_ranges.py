@@ -73,12 +73,12 @@ class StaticRanges:
             return None
         result: StaticRange | None = None
         for ins in made:
-            found = self._result(ins)
-            if found is None or found.most >> _limit(ins):
+            extent = self._result(ins)
+            if extent is None or extent.most >> _limit(ins):
                 return None
-            if result is not None and result.name != found.name:
+            if result is not None and result.name != extent.name:
                 return None
-            result = found if result is None else _either(result, found)
+            result = extent if result is None else _either(result, extent)
         return result
 
     def _special(self, name: str) -> StaticRange | None:

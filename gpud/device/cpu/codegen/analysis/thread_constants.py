@@ -152,8 +152,8 @@ def _operand(operand: ptx.Operand, bits: int, shape: Shape, read: _Read) -> Valu
     threads = shape.threads
     match operand:
         case ptx.Register(name):
-            found = read(name)
-            return found if found is not None and found.bits == bits else None
+            values = read(name)
+            return values if values is not None and values.bits == bits else None
         case ptx.Immediate(kind="int", value=value):
             return _all(np.full(threads, value % (1 << bits), np.uint64), bits)
         case ptx.Symbol(name):

@@ -71,10 +71,10 @@ class Bounds(NamedTuple):
     align: int
 
 
-def bounds_of(code: ThreadCode, found: CheckOperands, which: int = 0) -> Bounds:
+def bounds_of(code: ThreadCode, operands: CheckOperands, which: int = 0) -> Bounds:
     """Return a range that a bounds check's accesses may be in; ``which`` 0 is the likeliest."""
-    places, space = code.places, found.space
-    origin = found.origins[which] if found.origins else {"const": "data"}.get(space, space)
+    places, space = code.places, operands.space
+    origin = operands.origins[which] if operands.origins else {"const": "data"}.get(space, space)
     if origin == "arena":
         return _constant(code.arena or (0, 0))
     if origin == "heap":
@@ -101,30 +101,30 @@ def _constant(range_: tuple[int, int]) -> Bounds:
     return Bounds(str(_signed(base)), str(_signed(size)), base & -base)
 
 
-def address_of(code: ThreadCode, found: CheckOperands) -> str:
+def address_of(code: ThreadCode, operands: CheckOperands) -> str:
     """Return the first address of the hull, as i64, in the addressing of its space."""
-    if found.base is None:
-        return str(found.low)
-    value = code.read(found.base, "u64")
-    return code.emitter.value(f"add i64 {value}, {found.low}") if found.low else value
+    if operands.base is None:
+        return str(operands.low)
+    value = code.read(operands.base, "u64")
+    return code.emitter.value(f"add i64 {value}, {operands.low}") if operands.low else value
 
 
-def bounds_vary(found: CheckOperands) -> bool:
+def bounds_vary(operands: CheckOperands) -> bool:
     """Return whether the likeliest range differs between threads."""
-    origin = found.origins[0] if found.origins else found.space
+    origin = operands.origins[0] if operands.origins else operands.space
     return origin in ("local", "thread")
 
 
-def misses(code: ThreadCode, found: CheckOperands, address: str) -> str:
+def misses(code: ThreadCode, operands: CheckOperands, address: str) -> str:
     """Return an i1: whether the hull at ``address`` is in none of its possible ranges."""
     out = ""
-    for which in range(max(1, len(found.origins))):
-        one = hull_misses(code, found, address, bounds_of(code, found, which))
+    for which in range(max(1, len(operands.origins))):
+        one = hull_misses(code, operands, address, bounds_of(code, operands, which))
         out = code.emitter.value(f"and i1 {out}, {one}") if out else one
     return out
 
 
-def hull_misses(code: ThreadCode, found: CheckOperands, address: str, bounds: Bounds) -> str:
+def hull_misses(code: ThreadCode, operands: CheckOperands, address: str, bounds: Bounds) -> str:
     """Return an i1: whether the hull at ``address`` is not within ``bounds`` or not aligned.
 
     Both are one comparison if the range's first address is a multiple of the alignment: after a
@@ -132,19 +132,19 @@ def hull_misses(code: ThreadCode, found: CheckOperands, address: str, bounds: Bo
     """
     emitter = code.emitter
     off = address if bounds.first == "0" else emitter.value(f"sub i64 {address}, {bounds.first}")
-    limit = start_count(emitter, bounds, found.span)
-    if found.align == 1:
+    limit = start_count(emitter, bounds, operands.span)
+    if operands.align == 1:
         return emitter.value(f"icmp uge i64 {off}, {limit}")
-    bits = found.align.bit_length() - 1
-    if bounds.align % found.align == 0:
+    bits = operands.align.bit_length() - 1
+    if bounds.align % operands.align == 0:
         emitter.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
         turned = emitter.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         if limit.isdigit():
             return emitter.value(f"icmp uge i64 {turned}, {-(-int(limit) >> bits)}")
-        up = emitter.value(f"add i64 {limit}, {found.align - 1}")
+        up = emitter.value(f"add i64 {limit}, {operands.align - 1}")
         return emitter.value(f"icmp uge i64 {turned}, {emitter.value(f'lshr i64 {up}, {bits}')}")
     out = emitter.value(f"icmp uge i64 {off}, {limit}")
-    low = emitter.value(f"and i64 {address}, {found.align - 1}")
+    low = emitter.value(f"and i64 {address}, {operands.align - 1}")
     return emitter.value(f"or i1 {out}, {emitter.value(f'icmp ne i64 {low}, 0')}")
 
 
@@ -158,13 +158,13 @@ def start_count(emitter: Emitter, bounds: Bounds, span: int) -> str:
 
 def check(code: ThreadCode, ins: ptx.Instruction) -> None:
     """Emit a ``gpud.bounds`` for the current thread; its guard has been tested."""
-    emitter, found = code.emitter, decode_check(ins)
-    address = address_of(code, found)
+    emitter, operands = code.emitter, decode_check(ins)
+    address = address_of(code, operands)
     warm, end = emitter.label("warm"), emitter.label("end")
     # Accesses to static shared variables are not expected beyond the static part.
-    known = not found.origins or found.origins[0] == "static"
-    for which in range(1 if known else min(MAX_ORIGINS, len(found.origins))):
-        out = hull_misses(code, found, address, bounds_of(code, found, which))
+    known = not operands.origins or operands.origins[0] == "static"
+    for which in range(1 if known else min(MAX_ORIGINS, len(operands.origins))):
+        out = hull_misses(code, operands, address, bounds_of(code, operands, which))
         cold = emitter.label("cold")
         emitter.branch_unlikely(out, cold, warm)
         emitter.place(cold)
@@ -177,20 +177,20 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
 
 def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str) -> None:
     """Check each member of a check whose hull is at ``address``; go to ``end`` after a report."""
-    emitter, found = code.emitter, decode_check(ins)
-    claim = code.read(found.claim, "u32")
+    emitter, operands = code.emitter, decode_check(ins)
+    claim = code.read(operands.claim, "u32")
     # In other spaces no frame is legal: the exact check then needs one register less.
-    used = code.places.used if found.space in ("generic", "local", "param") else "0"
-    for member in found.members:
-        mine = emitter.value(f"add i64 {address}, {member.low - found.low}")
+    used = code.places.used if operands.space in ("generic", "local", "param") else "0"
+    for member in operands.members:
+        mine = emitter.value(f"add i64 {address}, {member.low - operands.low}")
         arguments = (
             f"i32 {code.places.thread}",
             f"i64 {mine}",
             f"i64 {member.span}",
             f"i64 {member.align}",
             f"i32 {member.site}",
-            f"i32 {SPACES[found.space]}",
-            f"i32 {int(found.space == 'generic')}",
+            f"i32 {SPACES[operands.space]}",
+            f"i32 {int(operands.space == 'generic')}",
             f"i32 {claim}",
             f"i32 {ins.line}",
             f"i32 {used}",

@@ -81,7 +81,7 @@ def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> 
     if total > _REGISTER_BYTES_PER_FRAME_BYTE * STACK_BYTES:
         return set(functions)
     calls = _calls(functions, addressed)
-    found = {
+    framed = {
         name
         for name, function in functions.items()
         if any(
@@ -97,8 +97,8 @@ def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> 
             reached |= more
             work += more
         if name in reached:
-            found.add(name)
-    return found
+            framed.add(name)
+    return framed
 
 
 def failing_functions(
@@ -109,19 +109,19 @@ def failing_functions(
     Those in ``frame_sizes`` have frames: their callers may find no space for one.
     """
     calls = _calls(functions, addressed)
-    found = {name for name, called in calls.items() if called.intersection(frame_sizes)}
+    failing = {name for name, called in calls.items() if called.intersection(frame_sizes)}
     for name, function in functions.items():
         if any(
             isinstance(s, ptx.Instruction) and (is_check(s) or is_target(s))
             for s in function.body or ()
         ):
-            found.add(name)
+            failing.add(name)
     changed = True
     while changed:
-        more = {name for name, called in calls.items() if name not in found and called & found}
-        found |= more
+        more = {name for name, called in calls.items() if name not in failing and called & failing}
+        failing |= more
         changed = bool(more)
-    return frozenset(found)
+    return frozenset(failing)
 
 
 def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, set[str]]:

@@ -130,9 +130,9 @@ class StageWriter:
             return True
         # The bounds check of a load that runs once must run before it: both depend on the same
         # register and guard.
-        found = decode_check(ins)
-        decisive = [found.base, None if ins.guard is None else ins.guard.register]
-        return found.space != "local" and not any(
+        operands = decode_check(ins)
+        decisive = [operands.base, None if ins.guard is None else ins.guard.register]
+        return operands.space != "local" and not any(
             isinstance(one, ptx.Register) and one.name in self.lockstep.varying for one in decisive
         )
 

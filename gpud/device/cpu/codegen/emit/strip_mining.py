@@ -58,7 +58,7 @@ def strip_mined_loops(flow: ControlFlow, cuts: Collection[int]) -> dict[int, Str
     back = [source for source, _ in flow.back_edges]
     if len(retreating_edges(flow)) != len(back):
         return {}  # in irreducible cycles a poll cannot be assigned to a loop
-    found = {}
+    loops = {}
     headers = {loop.header for loop in flow.loops}
     for loop in flow.loops:
         inside = frozenset(loop.blocks)
@@ -66,8 +66,8 @@ def strip_mined_loops(flow: ControlFlow, cuts: Collection[int]) -> dict[int, Str
         if alone and len(loop.latches) == 1 and back.count(loop.latches[0]) == 1:
             polls = _polls(flow, loop)
             if len(polls) == 1:
-                found[loop.latches[0]] = StripMinedLoop(loop.header, inside, polls[0])
-    return found
+                loops[loop.latches[0]] = StripMinedLoop(loop.header, inside, polls[0])
+    return loops
 
 
 def _polls(flow: ControlFlow, loop: Loop) -> list[ptx.Instruction]:

@@ -116,16 +116,16 @@ class HoistedChecks(PathConditions):
         self, ins: ptx.Instruction, last: Step | None, values: dict[object, str]
     ) -> Iterator[tuple[CheckOperands, str]]:
         """Yield the check's operands and its hull's address; its slice must have been run."""
-        found = decode_check(ins)
-        base = found.base
+        operands = decode_check(ins)
+        base = operands.base
         if isinstance(base, ptx.Register) and base.name in self.stage_writer.lockstep.varying:
             before = self.code.slot(base.name)
             self.code.redirect(base.name, self.slot(base.name, last, values))
-            yield found, address_of(self.code, found)
+            yield operands, address_of(self.code, operands)
             self.code.redirect(base.name, before)
         else:
             with self.stage_writer.as_of(ins):
-                yield found, address_of(self.code, found)
+                yield operands, address_of(self.code, operands)
 
     # -- the test
 
@@ -153,14 +153,14 @@ class HoistedChecks(PathConditions):
 
     def _affine(self, ins: ptx.Instruction, last: Step | None) -> list[str] | None:
         """Return conditions; if one holds, the check may miss. None if it is not affine."""
-        emitter, found = self.emitter, decode_check(ins)
-        if last is None and isinstance(found.base, ptx.Register):
-            if found.base.name in self.stage_writer.lockstep.varying:
+        emitter, operands = self.emitter, decode_check(ins)
+        if last is None and isinstance(operands.base, ptx.Register):
+            if operands.base.name in self.stage_writer.lockstep.varying:
                 return None
         strides = FLAT if last is None else self.strides_of(last)
         if strides is None:
             return None
-        if bounds_vary(found):
+        if bounds_vary(operands):
             linear_strides = self.linear_strides(self.stage_writer.kernel.local_size)
             strides = tuple(
                 subtract(emitter, stride, linear_stride)
@@ -175,54 +175,58 @@ class HoistedChecks(PathConditions):
             if extent == 1:
                 continue
             if isinstance(stride, int):
-                if stride % found.align or abs(stride) >= 1 << 50:
+                if stride % operands.align or abs(stride) >= 1 << 50:
                     return None
             else:
                 moved = emitter.value(f"add i64 {stride}, {1 << 50}")
                 conditions.append(emitter.value(f"icmp uge i64 {moved}, {1 << 51}"))
-                if found.align > 1:
-                    low = emitter.value(f"and i64 {stride}, {found.align - 1}")
+                if operands.align > 1:
+                    low = emitter.value(f"and i64 {stride}, {operands.align - 1}")
                     conditions.append(emitter.value(f"icmp ne i64 {low}, 0"))
         with self._address(ins, last, self._values) as (_, address):
             first = add(emitter, address, lowest)
-            if lowest != 0 and self._is_narrow(found):
+            if lowest != 0 and self._is_narrow(operands):
                 # A 32-bit register: the first thread's value must not be negative.
-                below = emitter.value(f"sub i64 {first}, {found.low}")
+                below = emitter.value(f"sub i64 {first}, {operands.low}")
                 value = emitter.value(
                     f"zext i32 {emitter.value(f'trunc i64 {below} to i32')} to i64"
                 )
-                first = emitter.value(f"add i64 {value}, {found.low}")
-            outside = self._range_misses(found, first, subtract(emitter, highest, lowest), box.some)
+                first = emitter.value(f"add i64 {value}, {operands.low}")
+            outside = self._range_misses(
+                operands, first, subtract(emitter, highest, lowest), box.some
+            )
             conditions += [outside] if outside else []
         if box.some:
             conditions = [emitter.value(f"and i1 {box.some}, {one}") for one in conditions]
         return conditions
 
-    def _range_misses(self, found: CheckOperands, first: str, length: Stride, some: str) -> str:
+    def _range_misses(self, operands: CheckOperands, first: str, length: Stride, some: str) -> str:
         """Return whether hulls over a range of addresses miss; "" if `_ranges` tests it.
 
         The range is from ``first`` to ``length`` bytes further; it is tested only if the i1
         ``some`` holds.
         """
-        emitter, bounds = self.emitter, bounds_of(self.code, found)
-        choices = 2 if found.origins[:1] == ("static",) else 1
+        emitter, bounds = self.emitter, bounds_of(self.code, operands)
+        choices = 2 if operands.origins[:1] == ("static",) else 1
         end = add(emitter, first, length)
-        if choices == 1 and bounds.align % found.align == 0:
-            off, span = emitter.value(f"sub i64 {first}, {bounds.first}"), found.span
+        if choices == 1 and bounds.align % operands.align == 0:
+            off, span = emitter.value(f"sub i64 {first}, {bounds.first}"), operands.span
             if isinstance(length, int):  # all hulls together are one hull of known length
                 self._ranges.add(
-                    off, off, found.align, start_count(emitter, bounds, span + length), some
+                    off, off, operands.align, start_count(emitter, bounds, span + length), some
                 )
             else:
                 last = emitter.value(f"sub i64 {end}, {bounds.first}")
-                self._ranges.add(off, last, found.align, start_count(emitter, bounds, span), some)
+                self._ranges.add(
+                    off, last, operands.align, start_count(emitter, bounds, span), some
+                )
             return ""
         outside = ""
         for which in range(choices):
-            bounds = bounds_of(self.code, found, which)
-            out = hull_misses(self.code, found, first, bounds)
+            bounds = bounds_of(self.code, operands, which)
+            out = hull_misses(self.code, operands, first, bounds)
             if length != 0:
-                out = emitter.value(f"or i1 {out}, {self._end_misses(found, end, bounds)}")
+                out = emitter.value(f"or i1 {out}, {self._end_misses(operands, end, bounds)}")
             outside = emitter.value(f"and i1 {outside}, {out}") if outside else out
         return outside
 
@@ -237,19 +241,19 @@ class HoistedChecks(PathConditions):
                 self.inline.add(id(ins))
         return [*conditions, *extents.doubts]
 
-    def _is_narrow(self, found: CheckOperands) -> bool:
-        base = found.base
+    def _is_narrow(self, operands: CheckOperands) -> bool:
+        base = operands.base
         return (
             isinstance(base, ptx.Register) and self.stage_writer.kernel.storage[base.name] == "i32"
         )
 
-    def _end_misses(self, found: CheckOperands, address: str, bounds: Bounds) -> str:
+    def _end_misses(self, operands: CheckOperands, address: str, bounds: Bounds) -> str:
         """Return whether the hull at the highest address, aligned as the lowest is, misses."""
         emitter = self.emitter
         off = (
             address if bounds.first == "0" else emitter.value(f"sub i64 {address}, {bounds.first}")
         )
-        return emitter.value(f"icmp uge i64 {off}, {start_count(emitter, bounds, found.span)}")
+        return emitter.value(f"icmp uge i64 {off}, {start_count(emitter, bounds, operands.span)}")
 
     def _tested(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
         """Return an i1: whether a pure check misses, by bounds or in a loop over threads."""
@@ -278,8 +282,8 @@ class HoistedChecks(PathConditions):
             values: dict[object, str] = {}
             for ins, steps, last in checks:
                 self.run(steps, values)
-                with self._address(ins, last, values) as (found, address):
-                    out = misses(self.code, found, address)
+                with self._address(ins, last, values) as (operands, address):
+                    out = misses(self.code, operands, address)
                 sofar = emitter.value(f"load i32, ptr {total}")
                 more = emitter.value(f"or i32 {sofar}, {emitter.value(f'zext i1 {out} to i32')}")
                 emitter.do(f"store i32 {more}, ptr {total}")

@@ -58,25 +58,25 @@ class IntervalAnalysis(Remainders):
             return self._misses(ins)
 
     def _misses(self, ins: ptx.Instruction) -> list[str]:
-        found = decode_check(ins)
-        if bounds_vary(found) or not isinstance(found.base, ptx.Register):
+        operands = decode_check(ins)
+        if bounds_vary(operands) or not isinstance(operands.base, ptx.Register):
             raise UnknownValue
         number, block = self._hoisted.where[id(ins)]
-        values = self._register(found.base.name, Place(ins, number, block))
-        wide = self._bits_of(found.base.name) == 64
+        values = self._register(operands.base.name, Place(ins, number, block))
+        wide = self._bits_of(operands.base.name) == 64
         values = self.small(values) if wide else self.fits(values, "u32")
-        values = self.add(values, self.one(found.low, abs(found.low)))
-        if found.align > 1:
-            if values.step % found.align:
+        values = self.add(values, self.one(operands.low, abs(operands.low)))
+        if operands.align > 1:
+            if values.step % operands.align:
                 raise UnknownValue
-            self.doubt("ne", self._masked(values.base, found.align - 1), 0)
+            self.doubt("ne", self._masked(values.base, operands.align - 1), 0)
         layout = self._stage_writer.kernel.module
-        if found.space == "shared" and isinstance(values.high, int) and not layout.dynamic_names:
-            if values.high + found.span > layout.shared.size:
+        if operands.space == "shared" and isinstance(values.high, int) and not layout.dynamic_names:
+            if values.high + operands.span > layout.shared.size:
                 # Not all of these values reach the bounds check: the test would always fail.
                 raise UnknownValue
-        bounds = bounds_of(self._code, found)
-        whole = found._replace(align=1)
+        bounds = bounds_of(self._code, operands)
+        whole = operands._replace(align=1)
         ends = {str(values.low): None, str(values.high): None}
         return [hull_misses(self._code, whole, end, bounds) for end in ends]
 
@@ -122,9 +122,9 @@ class IntervalAnalysis(Remainders):
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
         """Return the hull of all definitions and of the initial value, if that can be read."""
         key = (name, tuple(d.number for d in but), self._keeps_start(name, place))
-        found = self._made.get(key)
-        if found is not None:
-            return found
+        union = self._made.get(key)
+        if union is not None:
+            return union
         if key in self._open or len(self._open) > _MAX_DEPTH:
             raise UnknownValue
         self._open.add(key)
@@ -134,13 +134,13 @@ class IntervalAnalysis(Remainders):
                 parts.append(self._start(name))
             if not parts:
                 raise UnknownValue
-            found = parts[0]
+            union = parts[0]
             for part in parts[1:]:
-                found = self.hull(found, part)
+                union = self.hull(union, part)
         finally:
             self._open.discard(key)
-        self._made[key] = found
-        return found
+        self._made[key] = union
+        return union
 
     def _keeps_start(self, name: str, place: Place) -> bool:
         if place.number < 0:
@@ -161,10 +161,10 @@ class IntervalAnalysis(Remainders):
         if recipe is not None:
             return self._result(Place(recipe, -1, -1))
         key = ("start", name)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._spilled(name)
-        return found
+        interval = self._made.get(key)
+        if interval is None:
+            interval = self._made[key] = self._spilled(name)
+        return interval
 
     def _spilled(self, name: str) -> Interval:
         """Return the minimum and maximum of the values that the threads spilled."""
@@ -260,15 +260,15 @@ class IntervalAnalysis(Remainders):
     def _result(self, made: Place) -> Interval:
         """Return the interval of an instruction's result."""
         key = ("result", id(made.reader), made.number < 0)
-        found = self._made.get(key)
-        if found is None:
+        interval = self._made.get(key)
+        if interval is None:
             if len(self._open) > _MAX_DEPTH:
                 raise UnknownValue
-            found = self.remainder(made)
-            if found is None:
-                found = self.result(made.reader, lambda o, type_: self._operand(o, type_, made))
-            self._made[key] = found
-        return found
+            interval = self.remainder(made)
+            if interval is None:
+                interval = self.result(made.reader, lambda o, type_: self._operand(o, type_, made))
+            self._made[key] = interval
+        return interval
 
     def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
         match operand:

@@ -185,7 +185,7 @@ class LoopIndices(TransferFunctions):
         """
         inside = {n for segment in self._stage_writer.stage.segments for n in segment.blocks}
         ends = {d.block for d in self._defined(name) if d != step and d.reader.guard is None}
-        found: set[int] = set()
+        reached: set[int] = set()
         work = [step.block]
         while work:
             number = work.pop()
@@ -194,10 +194,10 @@ class LoopIndices(TransferFunctions):
                     continue
                 if successor in (loop.header, step.block):
                     return None
-                if successor in inside and successor not in found | ends:
-                    found.add(successor)
+                if successor in inside and successor not in reached | ends:
+                    reached.add(successor)
                     work.append(successor)
-        return frozenset(found)
+        return frozenset(reached)
 
     def _bounded(
         self,
@@ -282,13 +282,13 @@ class LoopIndices(TransferFunctions):
         if base != "add" or len(modifiers) != 1:
             return None
         for source, other in (ins.operands[1:], ins.operands[:0:-1]):
-            found = self._advance_of(name, source, made, depth)
-            if found is None:
+            advance = self._advance_of(name, source, made, depth)
+            if advance is None:
                 continue
             if isinstance(other, ptx.Immediate):
                 more = signed(other.value, WORD_BITS[modifiers[-1]])
-                return found._replace(constant=found.constant + more)
-            return found._replace(others=(*found.others, (other, modifiers[-1], made)))
+                return advance._replace(constant=advance.constant + more)
+            return advance._replace(others=(*advance.others, (other, modifiers[-1], made)))
         return None
 
     def _advance_of(
@@ -301,5 +301,5 @@ class LoopIndices(TransferFunctions):
             return _Advance(0, (), (made,)) if defining is None else None
         if defining is None or defining.reader.guard is not None:
             return None
-        found = self._advance(name, defining, depth - 1)
-        return None if found is None else found._replace(places=(*found.places, made))
+        advance = self._advance(name, defining, depth - 1)
+        return None if advance is None else advance._replace(places=(*advance.places, made))

@@ -122,8 +122,8 @@ class MergedChecks:
         emitter = self.emitter
         for name in ("umin", "umax"):
             emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
-        first, found = group.members[0], decode_check(group.members[0].ins)
-        bounds = bounds_of(code, found)
+        first, operands = group.members[0], decode_check(group.members[0].ins)
+        bounds = bounds_of(code, operands)
         values = {place: self._parameter(place) for place in {m.place: None for m in group.members}}
         span, hulls = 0, dict[tuple[int, int], None]()
         for member in group.members:
@@ -145,9 +145,9 @@ class MergedChecks:
         base = emitter.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
         group.bias = emitter.value(f"sub i64 {lowest}, {base}")
         length = emitter.value(f"sub i64 {highest}, {lowest}")
-        if found.align > 1:
+        if operands.align > 1:
             # A misaligned parameter counts as far away; a select would be evaluated per thread.
-            odd = emitter.value(f"and i64 {bits}, {found.align - 1}")
+            odd = emitter.value(f"and i64 {bits}, {operands.align - 1}")
             length = emitter.value(
                 f"or i64 {length}, {emitter.value(f'shl i64 {odd}, {_FAR_SHIFT}')}"
             )
@@ -155,9 +155,9 @@ class MergedChecks:
         room = emitter.value(
             f"call i64 @llvm.usub.sat.i64(i64 {start_count(emitter, bounds, span)}, i64 {length})"
         )
-        if found.align > 1:
-            up = emitter.value(f"add i64 {room}, {found.align - 1}")
-            room = emitter.value(f"lshr i64 {up}, {found.align.bit_length() - 1}")
+        if operands.align > 1:
+            up = emitter.value(f"add i64 {room}, {operands.align - 1}")
+            room = emitter.value(f"lshr i64 {up}, {operands.align.bit_length() - 1}")
         group.room = room
 
     def _parameter(self, place: int) -> str:
@@ -174,12 +174,12 @@ class MergedChecks:
         group = self._groups.get(id(ins))
         if group is None:
             return
-        emitter, found = self.emitter, decode_check(ins)
-        assert isinstance(found.base, ptx.Register)
-        base = code.read(found.base, "u64")
+        emitter, operands = self.emitter, decode_check(ins)
+        assert isinstance(operands.base, ptx.Register)
+        base = code.read(operands.base, "u64")
         off = emitter.value(f"add i64 {base}, {group.bias}")
-        if found.align > 1:
-            bits = found.align.bit_length() - 1
+        if operands.align > 1:
+            bits = operands.align.bit_length() - 1
             emitter.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
             off = emitter.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         out = emitter.value(f"icmp uge i64 {off}, {group.room}")
@@ -225,7 +225,7 @@ class _ValueNumbering:
         """Return the groups of more than one bounds check in a block."""
         self._held = {}
         self._block = block.index
-        found: list[_Group] = []
+        groups: list[_Group] = []
         open_: dict[Hashable, _Group] = {}
         for place in block.places:
             ins = place.instruction
@@ -235,28 +235,28 @@ class _ValueNumbering:
                     key, member = one
                     if key not in open_:
                         open_[key] = _Group()
-                        found.append(open_[key])
+                        groups.append(open_[key])
                     open_[key].members.append(member)
                 continue
             if flags(ins.opcode) & (TERMINATOR | CALL | BARRIER | COLLECTIVE):
                 open_.clear()
             self._run(ins)
-        return [group for group in found if len(group.members) > 1]
+        return [group for group in groups if len(group.members) > 1]
 
     def _member(self, ins: ptx.Instruction) -> tuple[Hashable, _Member] | None:
-        found = decode_check(ins)
-        if ins.guard is not None or not _in_arena(found):
+        operands = decode_check(ins)
+        if ins.guard is not None or not _in_arena(operands):
             return None
-        if not isinstance(found.base, ptx.Register) or not self._is_wide(found.base):
+        if not isinstance(operands.base, ptx.Register) or not self._is_wide(operands.base):
             return None
-        sum_ = self._of(found.base)
+        sum_ = self._of(operands.base)
         bases = [number for number in sum_.numbers if number in self._places]
         if len(bases) != 1:
             return None
         rest = list(sum_.numbers)
         rest.remove(bases[0])
         # The first bounds check represents all: the claim operands are equal, too.
-        key = found.space, found.align, found.claim, self._of(found.claim), tuple(rest)
+        key = operands.space, operands.align, operands.claim, self._of(operands.claim), tuple(rest)
         return key, _Member(ins, self._places[bases[0]], sum_.offset)
 
     # -- values
@@ -394,11 +394,11 @@ class _ValueNumbering:
 # -- helpers -----------------------------------------------------------------------------------
 
 
-def _in_arena(found: CheckOperands) -> bool:
+def _in_arena(operands: CheckOperands) -> bool:
     """Return whether the arena is the likeliest range of the bounds check."""
-    if found.space not in ("global", "generic"):
+    if operands.space not in ("global", "generic"):
         return False
-    return not found.origins or found.origins[0] == "arena"
+    return not operands.origins or operands.origins[0] == "arena"
 
 
 def _wrapped(number: int) -> int:

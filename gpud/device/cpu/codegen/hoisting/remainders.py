@@ -77,8 +77,12 @@ class Remainders(LoopIndices):
         if base != "mul" or modifiers not in (("lo", "s32"), ("lo", "u32")) or number <= 0:
             return None
         for quotient in (self._unsigned, self._signed):
-            found = quotient(number, sources[0], multiple)
-            if found is not None and found[0] == dividend and self._reads(dividend, found[1], made):
+            divided = quotient(number, sources[0], multiple)
+            if (
+                divided is not None
+                and divided[0] == dividend
+                and self._reads(dividend, divided[1], made)
+            ):
                 is_signed = quotient == self._signed
                 return self._below(number, dividend, made, is_signed=is_signed)
         return None

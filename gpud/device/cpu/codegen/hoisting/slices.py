@@ -125,9 +125,9 @@ class Slices:
     def _step(self, ins: ptx.Instruction, number: int, block: int) -> Step:
         # An instruction can be both in the recipe and in the stage, with different sources.
         key = id(ins), number < 0
-        found = self._steps.get(key)
-        if found is not None:
-            return found
+        known = self._steps.get(key)
+        if known is not None:
+            return known
         if not self._is_pure(ins) or len(self._steps) > _MOST_STEPS:
             raise UnknownValue
         sources: dict[str, Step | None] = {}

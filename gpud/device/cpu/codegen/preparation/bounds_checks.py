@@ -263,12 +263,12 @@ class _InBounds:
 
     def is_redundant(self, ins: ptx.Instruction) -> bool:
         """Return whether a program's check provably covers the module's variables only."""
-        found = decode_check(ins)
-        base = found.base
+        operands = decode_check(ins)
+        base = operands.base
         if not isinstance(base, ptx.Register):
             return False
         places = self._places(base, 8)
-        for member in found.members:
+        for member in operands.members:
             access = Access("global", ptx.Address(base, member.low), member.span, member.align)
             inside = bool(places) and all(
                 name in self._in["global"] and self._within(name, start + member.low, access)
@@ -324,15 +324,15 @@ class _InBounds:
         values = self._values.of(base.name)
         if values is None or values.name not in self._in["shared"]:
             return False
-        found = set(values.numbers.tolist())
-        numbers = {signed(n, 64) if values.bits == 64 else n for n in found}
+        distinct = set(values.numbers.tolist())
+        numbers = {signed(n, 64) if values.bits == 64 else n for n in distinct}
         return all(self._within(values.name, number + offset, access) for number in numbers)
 
     def _within(self, name: str, first: int, access: Access) -> bool:
-        found = self._sizes.get(name)
-        if found is None:
+        size_and_alignment = self._sizes.get(name)
+        if size_and_alignment is None:
             return access.space == "param"  # a scalar of a call, which is a register by now
-        size, align = found
+        size, align = size_and_alignment
         aligned = first % access.align == 0 and align % access.align == 0
         return aligned and first >= 0 and first + access.span <= size
 
@@ -343,7 +343,7 @@ class _InBounds:
             return set()
         if register.name in self._unset:
             return set()
-        found: set[tuple[str, int]] = set()
+        places: set[tuple[str, int]] = set()
         toggles: list[int] = []
         for ins in made:
             base, sources = ins.opcode.base, ins.operands[1:]
@@ -355,8 +355,8 @@ class _InBounds:
             more = self._made_at(base, sources, depth)
             if not more:
                 return set()
-            found |= more
-        return self._toggled(found, toggles)
+            places |= more
+        return self._toggled(places, toggles)
 
     def _made_at(
         self, base: str, sources: tuple[ptx.Operand, ...], depth: int
@@ -375,13 +375,13 @@ class _InBounds:
                 return {(name, at + value) for name, at in self._places(source, depth - 1)}
         return set()
 
-    def _toggled(self, found: set[tuple[str, int]], toggles: list[int]) -> set[tuple[str, int]]:
-        """Close ``found`` under flipping the bits ``toggles`` of the addresses."""
+    def _toggled(self, places: set[tuple[str, int]], toggles: list[int]) -> set[tuple[str, int]]:
+        """Close ``places`` under flipping the bits ``toggles`` of the addresses."""
         for toggle in toggles:
-            for name, at in list(found):
+            for name, at in list(places):
                 _, align = self._sizes.get(name, (0, 1))
                 # Below the variable's alignment the address has the bits of the offset.
                 if not (0 <= toggle < align and 0 <= at < align):
                     return set()
-                found.add((name, at ^ toggle))
-        return found
+                places.add((name, at ^ toggle))
+        return places

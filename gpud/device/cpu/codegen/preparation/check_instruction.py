@@ -121,8 +121,8 @@ def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
     return ptx.Instruction(ins.opcode, operands, ins.guard, ins.line)
 
 
-def from_program(found: bounds_checks.BoundsCheck, claim: ptx.Operand) -> ptx.Instruction:
+def from_program(check: bounds_checks.BoundsCheck, claim: ptx.Operand) -> ptx.Instruction:
     """Build the pseudo-instruction for a bounds check of the program."""
-    members = [Member(m.low, m.span, m.align, m.site) for m in found.members]
-    origins = allowed(found)
-    return bounds_check(found.space, found.register, members, claim, found.guard, origins=origins)
+    members = [Member(m.low, m.span, m.align, m.site) for m in check.members]
+    origins = allowed(check)
+    return bounds_check(check.space, check.register, members, claim, check.guard, origins=origins)

@@ -35,8 +35,8 @@ _KINDS = {**dict.fromkeys(_NAMES, "b32"), "half0": "b16", "half1": "b16"}
 def expand_matrices(function: ptx.Function) -> ptx.Function:
     """Expand these instructions in ``function``, whose body is flat."""
     body = function.body or []
-    found = [s for s in body if isinstance(s, ptx.Instruction) and _is_expanded(s)]
-    if not found:
+    moves = [s for s in body if isinstance(s, ptx.Instruction) and _is_expanded(s)]
+    if not moves:
         return function
     types = declared_types(body)
     made: list[ptx.Statement] = [

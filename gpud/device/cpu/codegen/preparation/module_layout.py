@@ -32,14 +32,14 @@ def addressed_functions(module: ptx.Module) -> list[str]:
     """List the functions that the program uses as values: in ``mov`` or in an initialiser."""
     names = [f.name for f in module.functions() if f.kind == "func"]
     known = set(names)
-    found: set[str] = set()
+    addressed: set[str] = set()
 
     def leaf(value: ptx.InitialValue | None) -> None:
         if isinstance(value, tuple):
             for item in value:
                 leaf(item)
         elif isinstance(value, ptx.Initializer):
-            found.add(value.name)
+            addressed.add(value.name)
 
     for item in module.items:
         if isinstance(item, ptx.Variable):
@@ -47,7 +47,9 @@ def addressed_functions(module: ptx.Module) -> list[str]:
         elif isinstance(item, ptx.Function):
             for statement in item.body or ():
                 if isinstance(statement, ptx.Instruction) and not is_call(statement):
-                    found.update(o.name for o in statement.operands if isinstance(o, ptx.Symbol))
+                    addressed.update(
+                        o.name for o in statement.operands if isinstance(o, ptx.Symbol)
+                    )
                 elif isinstance(statement, ptx.Variable):
                     leaf(statement.init)
-    return [name for name in dict.fromkeys(names) if name in found & known]
+    return [name for name in dict.fromkeys(names) if name in addressed & known]

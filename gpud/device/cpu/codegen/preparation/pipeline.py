@@ -130,14 +130,14 @@ def _is_own(name: str) -> bool:
 
 def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) -> set[str]:
     calls: dict[str, set[str]] = {}
-    found: set[str] = set()
+    suspending: set[str] = set()
     for name, function in functions.items():
         if function.kind != "func":
             continue
         calls[name] = set()
         for ins in _instructions(function):
             if flags(ins.opcode) & (BARRIER | COLLECTIVE | TRAP | EXIT):
-                found.add(name)
+                suspending.add(name)
             elif is_call(ins):
                 target = callee(ins)
                 if isinstance(target, ptx.Symbol):
@@ -145,13 +145,13 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
                 else:
                     calls[name].update(addressed)
         if spin_headers(ControlFlow(function)):
-            found.add(name)
+            suspending.add(name)
     changed = True
     while changed:
-        more = {n for n, targets in calls.items() if n not in found and targets & found}
-        found |= more
+        more = {n for n, targets in calls.items() if n not in suspending and targets & suspending}
+        suspending |= more
         changed = bool(more)
-    return found
+    return suspending
 
 
 def _is_small(function: ptx.Function) -> bool:

@@ -55,15 +55,15 @@ but an offset from an address has the origin of that address."""
 def allowed(check: bounds_checks.BoundsCheck) -> tuple[str, ...]:
     """Return the origins that a program's check allows for its accesses, the likeliest first."""
     names = {variable.name for variable in check.variables}
-    found = ["arena"]
+    origins = ["arena"]
     if HEAP in names:
-        found.append("heap")
+        origins.append("heap")
     windows = [_WINDOWS[window] for window in check.windows]
     if "thread" in windows:
-        found.append("thread")
+        origins.append("thread")
     if names - {GRID_SYNC, HEAP}:
-        found.append("data")
-    return (*found, *(origin for origin in windows if origin != "thread"))
+        origins.append("data")
+    return (*origins, *(origin for origin in windows if origin != "thread"))
 
 
 def origins_of(ins: ptx.Instruction) -> tuple[str, ...]:
@@ -93,16 +93,16 @@ def infer_origins(
     if not any(_is_open(s) for function in functions for s in function.body or ()):
         return list(functions)
     named = {function.name: function for function in functions}
-    found = {name: _Origins(module, function) for name, function in named.items()}
+    inferred = {name: _Origins(module, function) for name, function in named.items()}
     work = dict.fromkeys(named)
     while work:
         name = next(iter(work))
         del work[name]
-        found[name].solve()
-        for target, given in found[name].calls(named, addressed):
-            if found[target].join_parameters(given):
+        inferred[name].solve()
+        for target, given in inferred[name].calls(named, addressed):
+            if inferred[target].join_parameters(given):
                 work[target] = None
-    return [_with_inferred_origins(function, found[function.name]) for function in functions]
+    return [_with_inferred_origins(function, inferred[function.name]) for function in functions]
 
 
 def _with_inferred_origins(function: ptx.Function, origins: _Origins) -> ptx.Function:
@@ -199,18 +199,18 @@ class _Origins:
             may = (*may, "local")
         if origin == "local" and self._is_entry:
             origin = "thread"
-        found: tuple[str, ...] = ()
+        origins: tuple[str, ...] = ()
         if origin == "static" and (space == "shared" or "shared" in may):
-            found = ("static", "shared")
+            origins = ("static", "shared")
         elif origin in may or (origin == "data" and space in ("global", "generic")):
-            found = (origin,)
-        if not found:
+            origins = (origin,)
+        if not origins:
             if not isinstance(address.base, ptx.Register) or "data" not in may:
                 return ins
             if address.base.name not in self._tables:
                 return ins
-            found = ("data", *(origin for origin in may if origin != "data"))
-        return ptx.Instruction(opcode(space, found), ins.operands, ins.guard, ins.line)
+            origins = ("data", *(origin for origin in may if origin != "data"))
+        return ptx.Instruction(opcode(space, origins), ins.operands, ins.guard, ins.line)
 
     def _of(self, operand: ptx.Operand) -> str:
         match operand:
@@ -260,5 +260,5 @@ def _sum_origin(first: str, second: str) -> str:
 
 def _joined(origins: Iterable[str]) -> str:
     """Return the origin of a value that may come from any of several; null pointers have none."""
-    found = {origin for origin in origins if origin != _NONE}
-    return found.pop() if len(found) == 1 else _UNKNOWN if found else _NONE
+    joined = {origin for origin in origins if origin != _NONE}
+    return joined.pop() if len(joined) == 1 else _UNKNOWN if joined else _NONE

@@ -97,9 +97,9 @@ def fold_pseudos(function: ptx.Function, *, checked: bool) -> ptx.Function:
     if function.kind == "func":
         claims = {}  # no argument needed: the block's header has it
     folded = bounds_checks.fold(
-        plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM))
+        plain, lambda check: from_program(check, claims.get(check.site, NO_CLAIM))
     )
-    folded = target_checks.fold(folded, lambda found, line: _target(found, line, claims))
+    folded = target_checks.fold(folded, lambda check, line: _target(check, line, claims))
     kept = [
         _with_context(s, contexts) for s in folded.body or [] if checked or not is_bounds_check(s)
     ]
@@ -110,16 +110,16 @@ def fold_pseudos(function: ptx.Function, *, checked: bool) -> ptx.Function:
 
 
 def _target(
-    found: target_checks.Check, line: int, claims: Mapping[int, ptx.Operand]
+    check: target_checks.TargetCheck, line: int, claims: Mapping[int, ptx.Operand]
 ) -> ptx.Instruction:
     """Build the pseudo-instruction for a target check of the program. It has no result operand."""
-    length = found.length
-    legal: tuple[ptx.Operand, ...] = tuple(map(ptx.Symbol, found.functions))
+    length = check.length
+    legal: tuple[ptx.Operand, ...] = tuple(map(ptx.Symbol, check.functions))
     if length is not None:
         legal = (ptx.Immediate(str(length), length),)
-    claim = claims.get(found.site, NO_CLAIM)
-    operands = (ptx.Address(None, found.site), found.value, claim, *legal)
-    return ptx.Instruction(ptx.opcode("gpud.target"), operands, found.guard, line)
+    claim = claims.get(check.site, NO_CLAIM)
+    operands = (ptx.Address(None, check.site), check.value, claim, *legal)
+    return ptx.Instruction(ptx.opcode("gpud.target"), operands, check.guard, line)
 
 
 def _with_claim(function: ptx.Function) -> ptx.Function:

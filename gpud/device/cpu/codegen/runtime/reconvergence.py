@@ -53,9 +53,9 @@ class ReconvergenceFunctions(BlockFunctions):
         """Copy the uniform registers of a row to every thread's array element."""
         emitter = self.begin("define internal void @broadcast(ptr %b, i32 %block)")
         row = emitter.value("call ptr @find_row(ptr %b, i32 %block)")
-        found, done = emitter.label("found"), emitter.label("spread")
-        emitter.branch(emitter.value(f"icmp ne ptr {row}, null"), found, done)
-        emitter.place(found)
+        has_row, done = emitter.label("found"), emitter.label("spread")
+        emitter.branch(emitter.value(f"icmp ne ptr {row}, null"), has_row, done)
+        emitter.place(has_row)
         with emitter.count("0", self.word(emitter, row, 2)) as index:
             array, size, common = self._entry(emitter, row, index)
             for bits in (8, 16, 32, 64):
@@ -115,16 +115,16 @@ class ReconvergenceFunctions(BlockFunctions):
             emitter.value(f"icmp eq i64 {emitter.value(f'load i64, ptr {differ}')}, 0"), row, no
         )
         emitter.place(row)
-        found = emitter.value(f"call ptr @find_row(ptr %b, i32 {first})")
+        pointer = emitter.value(f"call ptr @find_row(ptr %b, i32 {first})")
         known = emitter.label("known")
-        emitter.branch(emitter.value(f"icmp ne ptr {found}, null"), known, no)
+        emitter.branch(emitter.value(f"icmp ne ptr {pointer}, null"), known, no)
         emitter.place(known)
-        may = emitter.value(f"icmp ne i32 {self.word(emitter, found, 1)}, 0")
+        may = emitter.value(f"icmp ne i32 {self.word(emitter, pointer, 1)}, 0")
         compare = emitter.label("compare")
         emitter.branch(may, compare, no)
         emitter.place(compare)
-        with emitter.count("0", self.word(emitter, found, 2)) as index:
-            array, size, common = self._entry(emitter, found, index)
+        with emitter.count("0", self.word(emitter, pointer, 2)) as index:
+            array, size, common = self._entry(emitter, pointer, index)
             for bits in (8, 16, 32, 64):
                 with emitter.when(emitter.value(f"icmp eq i32 {size}, {bits // 8}")):
                     value = emitter.value(f"load i{bits}, ptr {array}")

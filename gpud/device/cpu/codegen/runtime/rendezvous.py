@@ -84,19 +84,21 @@ class RendezvousFunctions(BlockFunctions):
                         named = emitter.value(f"or i1 {named}, {alone}")
                         same = emitter.value(f"and i1 {same}, {here}")
                         self._or_if(emitter, group, bit, f"and i1 {same}, {named}")
-                found = emitter.value(f"load i32, ptr {group}")
-                rest = emitter.value(f"and i32 {left}, {emitter.value(f'xor i32 {found}, -1')}")
+                members = emitter.value(f"load i32, ptr {group}")
+                rest = emitter.value(f"and i32 {left}, {emitter.value(f'xor i32 {members}, -1')}")
                 emitter.do(f"store i32 {rest}, ptr {todo}")
                 need = emitter.value(f"and i32 {mask}, {emitter.value(f'load i32, ptr {alive}')}")
-                missing = emitter.value(f"and i32 {need}, {emitter.value(f'xor i32 {found}, -1')}")
+                missing = emitter.value(
+                    f"and i32 {need}, {emitter.value(f'xor i32 {members}, -1')}"
+                )
                 complete = emitter.label("complete")
                 emitter.branch(emitter.value(f"icmp eq i32 {missing}, 0"), complete, again)
                 emitter.place(complete)
-                emitter.do(f"call void {exchange}(ptr %b, i32 {first}, i32 {found}, i32 {key})")
+                emitter.do(f"call void {exchange}(ptr %b, i32 {first}, i32 {members}, i32 {key})")
                 with emitter.count("0", "32") as other_lane:
                     bit = emitter.value(f"shl i32 1, {other_lane}")
                     member = emitter.value(
-                        f"icmp ne i32 {emitter.value(f'and i32 {found}, {bit}')}, 0"
+                        f"icmp ne i32 {emitter.value(f'and i32 {members}, {bit}')}, 0"
                     )
                     with emitter.when(member):
                         other = emitter.value(f"add i32 {first}, {other_lane}")

@@ -171,12 +171,12 @@ class ExchangeFunctions:
 
         def same(lane: str) -> str:
             """Return the mask of the lanes of the group that offer the same value as ``lane``."""
-            found, thread = "%group", emitter.value(f"add i32 %first, {lane}")
+            mask, thread = "%group", emitter.value(f"add i32 %first, {lane}")
             for name, value in values.items():
                 one = _splat(emitter, self._get(emitter, name, thread))
                 alike = _mask(emitter, emitter.value(f"icmp eq {_LANES} {value}, {one}"))
-                found = emitter.value(f"and i32 {found}, {alike}")
-            return found
+                mask = emitter.value(f"and i32 {mask}, {alike}")
+            return mask
 
         if kind.mode == "all":
             every = emitter.value(f"icmp eq i32 {same(_lowest(emitter, '%group'))}, %group")
@@ -289,7 +289,7 @@ def array_slot(
     emitter: Emitter, layout: BlockLayout, name: str, thread: str, type_: str = ""
 ) -> str:
     """Return a ``ptr`` to the element of thread ``thread`` (i32) in one of the block's arrays."""
-    offset, found = layout.array(name, type_ or "i32")
+    offset, element = layout.array(name, type_ or "i32")
     base = emitter.value(f"getelementptr i8, ptr %b, i64 {offset}")
     wide = emitter.value(f"zext i32 {thread} to i64")
-    return emitter.value(f"getelementptr {found}, ptr {base}, i64 {wide}")
+    return emitter.value(f"getelementptr {element}, ptr {base}, i64 {wide}")

@@ -140,8 +140,8 @@ def _bfind(thread: Thread, ins: Instruction) -> None:
     if type_[0] == "s":
         a = a ^ a.sar(a.width - 1)  # of a negative number the highest 0 is wanted
     zeros = a.unary("ctlz")
-    found = zeros if shift_amount else a.constant(a.width - 1) - zeros
-    write(thread, ins.operands[0], "u32", a.eq(0).select(-1, found).trunc("i32"))
+    position = zeros if shift_amount else a.constant(a.width - 1) - zeros
+    write(thread, ins.operands[0], "u32", a.eq(0).select(-1, position).trunc("i32"))
 
 
 @lowering("fns", types="b32")
@@ -171,8 +171,8 @@ def _fns(thread: Thread, ins: Instruction) -> None:
     # A base beyond the register finds nothing, and offset 0 finds only bit `base`.
     exists = exists & base.compare("ult", 32)
     exists = exists & (offset.ne(0) | position.eq(start))
-    found = down.select(position.constant(31) - position, position)
-    write(thread, ins.operands[0], "b32", exists.select(found, -1))
+    bit = down.select(position.constant(31) - position, position)
+    write(thread, ins.operands[0], "b32", exists.select(bit, -1))
 
 
 # -- bit fields
