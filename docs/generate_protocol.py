@@ -143,13 +143,13 @@ def _example(table: MessageTable, message: Any) -> str:
 
 
 def _messages(table: MessageTable, sender: Sender, title: str) -> Iterator[str]:
-    found = [cls for cls in table.codes if table.schema(cls).sender is sender]
+    messages = [cls for cls in table.codes if table.schema(cls).sender is sender]
     yield f"## {title}\n\n| code | message | |\n| ---: | --- | --- |\n"
-    for cls in found:
+    for cls in messages:
         first = _markdown(cls).partition("\n\n")[0].replace("\n", " ")
         yield f"| {table.codes[cls]} | [`{cls.__name__}`](#{cls.__name__.lower()}) | {first} |\n"
     yield "\n"
-    for cls in found:
+    for cls in messages:
         yield from _entry(table, cls)
 
 

@@ -80,12 +80,14 @@ def control_words_page() -> str:
 
 
 def _offsets(fields: list[Any]) -> dict[str, int]:
-    """Where it is from the beginning of the record, by field of a `numpy.dtype`."""
-    return {key: found[1] for key, found in (np.dtype(fields).fields or {}).items()}
+    """Return the offset of each field of a `numpy.dtype`, in bytes."""
+    return {
+        key: kind_and_offset[1] for key, kind_and_offset in (np.dtype(fields).fields or {}).items()
+    }
 
 
 def _layouts(text: str) -> Iterator[list[list[str]]]:
-    """The tables of a docstring: rows of cells; a row without an offset continues the last."""
+    """Yield the tables of a docstring as rows of cells; a row without an offset continues the last."""
     lines = text.splitlines()
     rules = [n for n, line in enumerate(lines) if re.fullmatch(r"=+( =+)+", line)]
     for _, head, end in zip(rules[::3], rules[1::3], rules[2::3], strict=True):
@@ -256,8 +258,8 @@ def ptx_page() -> str:
             types = f"see {_first_line(functions[0].__module__)}"
         rows.append(f"| `{base}` | {types} | {', '.join(f'`{name}.py`' for name in modules)} |")
     control = [f"| `{base}` | {text} |" for base, text in sorted(CODE_GENERATOR.items())]
-    refused = [(base, *found) for base, found in unsupported._BY_BASE.items()]
-    refused += [(".".join(key), *found) for key, found in unsupported._BY_MODIFIER.items()]
+    refused = [(base, *refusal) for base, refusal in unsupported._BY_BASE.items()]
+    refused += [(".".join(key), *refusal) for key, refusal in unsupported._BY_MODIFIER.items()]
     lines = [f"| `{name}` | `{code}` | {why} |" for name, code, why in sorted(refused)]
     parts = (_PTX_HEAD, rows, _CONTROL_HEAD, control, _REFUSED_HEAD, lines)
     return "".join(p if isinstance(p, str) else "\n".join(p) + "\n" for p in parts)
