@@ -239,12 +239,12 @@ def intrinsic(name: str, *arguments: Value) -> Value:
     )
 
 
-def read(t: Thread, operand: ptx.Operand, type_: str) -> Value:
+def read(thread: Thread, operand: ptx.Operand, type_: str) -> Value:
     """Return the value of a PTX operand as a PTX type."""
-    return Value(t.emitter, LLVM_TYPE[type_], t.read(operand, type_))
+    return Value(thread.emitter, LLVM_TYPE[type_], thread.read(operand, type_))
 
 
-def write(t: Thread, operand: ptx.Operand, type_: str, value: Value) -> None:
+def write(thread: Thread, operand: ptx.Operand, type_: str, value: Value) -> None:
     """Write ``value`` to a PTX register as a PTX type."""
     assert value.type == LLVM_TYPE[type_], f"{value.type} for .{type_}"
-    t.write(operand, type_, value.text)
+    thread.write(operand, type_, value.text)

@@ -47,31 +47,31 @@ def collective_kind(ins: Instruction) -> CollectiveKind:
     if error is not None:
         raise error
     base = ins.opcode.base
-    m = Modifiers(ins)
-    m.flag("sync")
+    modifiers = Modifiers(ins)
+    modifiers.flag("sync")
     mode = type_ = ""
     match base:
         case "shfl":
-            mode, type_ = m.require(*_SHUFFLES), m.require("b32")
+            mode, type_ = modifiers.require(*_SHUFFLES), modifiers.require("b32")
         case "vote":
-            mode = m.require(*_VOTES)
-            type_ = m.require(_VOTES[mode])
+            mode = modifiers.require(*_VOTES)
+            type_ = modifiers.require(_VOTES[mode])
         case "match":
-            mode, type_ = m.require("all", "any"), m.require("b32", "b64")
+            mode, type_ = modifiers.require("all", "any"), modifiers.require("b32", "b64")
         case "redux":
-            operation = m.require(*_REDUCTIONS)
-            type_ = m.require(*_REDUCTIONS[operation])
-            of_floats = [word for word in ("abs", "NaN") if type_ == "f32" and m.flag(word)]
+            operation = modifiers.require(*_REDUCTIONS)
+            type_ = modifiers.require(*_REDUCTIONS[operation])
+            of_floats = [word for word in ("abs", "NaN") if type_ == "f32" and modifiers.flag(word)]
             mode = ".".join((operation, *of_floats))
         case "activemask":
-            m.require("b32")
+            modifiers.require("b32")
         case "bar":
-            m.require("warp")
+            modifiers.require("warp")
         case "elect":
             pass
         case _:
             raise rejected(ins, "it is not known here")
-    m.done()
+    modifiers.done()
     return CollectiveKind(base, mode, type_)
 
 
@@ -81,12 +81,12 @@ def check_barrier(ins: Instruction) -> None:
     Raises:
         KernelRejected: its modifiers, its number or its number of threads are invalid.
     """
-    m = Modifiers(ins)
-    m.flag("cta")
-    m.flag("aligned")
-    if m.require("sync", "arrive", "red") == "red":
-        m.require(_BARRIER_REDUCTIONS[m.require(*_BARRIER_REDUCTIONS)])
-    m.done()
+    modifiers = Modifiers(ins)
+    modifiers.flag("cta")
+    modifiers.flag("aligned")
+    if modifiers.require("sync", "arrive", "red") == "red":
+        modifiers.require(_BARRIER_REDUCTIONS[modifiers.require(*_BARRIER_REDUCTIONS)])
+    modifiers.done()
     parts = barrier(ins)
     if parts.constant_id is not None and not 0 <= parts.constant_id < _BARRIERS:
         raise rejected(ins, f"a block has barriers 0 to {_BARRIERS - 1}")

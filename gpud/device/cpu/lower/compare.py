@@ -81,10 +81,14 @@ def _compare(
 
 @lowering("setp")
 def _setp(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    comparison = m.require(*_COMPARISONS)
-    combine, ftz, type_ = m.choice("and", "or", "xor"), m.flag("ftz"), m.type()
-    m.done(4 if combine else 3)
+    modifiers = Modifiers(ins)
+    comparison = modifiers.require(*_COMPARISONS)
+    combine, ftz, type_ = (
+        modifiers.choice("and", "or", "xor"),
+        modifiers.flag("ftz"),
+        modifiers.type(),
+    )
+    modifiers.done(4 if combine else 3)
     results = _compare(thread, ins, comparison, type_, ftz=ftz)
     target = ins.operands[0]
     targets = (target.first, target.second) if isinstance(target, Pair) else (target,)
@@ -104,11 +108,11 @@ _SET_TRUE = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80, "f16x2": 0x3C00, 
 
 @lowering("set")
 def _set(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    comparison = m.require(*_COMPARISONS)
-    combine, ftz = m.choice("and", "or", "xor"), m.flag("ftz")
-    source, target = m.type(), m.type()
-    m.done(4 if combine else 3)
+    modifiers = Modifiers(ins)
+    comparison = modifiers.require(*_COMPARISONS)
+    combine, ftz = modifiers.choice("and", "or", "xor"), modifiers.flag("ftz")
+    source, target = modifiers.type(), modifiers.type()
+    modifiers.done(4 if combine else 3)
     results = _compare(thread, ins, comparison, source, ftz=ftz)
     if combine:
         c = read(thread, ins.operands[3], "pred")
@@ -124,18 +128,18 @@ def _set(thread: Thread, ins: Instruction) -> None:
 
 @lowering("selp")
 def _selp(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(4)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(4)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
     write(thread, ins.operands[0], type_, read(thread, ins.operands[3], "pred").select(a, b))
 
 
 @lowering("slct")
 def _slct(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    ftz, selector, type_ = m.flag("ftz"), m.type(), m.type()
-    m.done(4)
+    modifiers = Modifiers(ins)
+    ftz, selector, type_ = modifiers.flag("ftz"), modifiers.type(), modifiers.type()
+    modifiers.done(4)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
     if selector == "s32":
         chosen = read(thread, ins.operands[3], "s32").compare("sge", 0)
@@ -148,10 +152,10 @@ def _slct(thread: Thread, ins: Instruction) -> None:
 
 @lowering("testp")
 def _testp(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    kind = m.require("finite", "infinite", "number", "notanumber", "normal", "subnormal")
-    type_ = m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    kind = modifiers.require("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    type_ = modifiers.type()
+    modifiers.done(2)
     infinite, least = {
         "f32": (0x7F800000, 0x00800000),
         "f64": (0x7FF << 52, 1 << 52),

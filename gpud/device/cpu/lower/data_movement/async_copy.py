@@ -18,41 +18,41 @@ from gpud.device.cpu.lower.registry import CACHE_HINTS, Modifiers, lowering, rej
 
 @lowering("cp")
 def _cp(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    m.require("async")
-    if m.flag("commit_group") or m.flag("wait_all"):
-        m.done(0)
+    modifiers = Modifiers(ins)
+    modifiers.require("async")
+    if modifiers.flag("commit_group") or modifiers.flag("wait_all"):
+        modifiers.done(0)
         return
-    if m.flag("wait_group"):
-        m.done(1)
+    if modifiers.flag("wait_group"):
+        modifiers.done(1)
         return
-    if m.flag("mbarrier"):
-        _arrive_when_copied(thread, ins, m)
+    if modifiers.flag("mbarrier"):
+        _arrive_when_copied(thread, ins, modifiers)
         return
-    _copy(thread, ins, m)
+    _copy(thread, ins, modifiers)
 
 
-def _arrive_when_copied(thread: Thread, ins: Instruction, m: Modifiers) -> None:
+def _arrive_when_copied(thread: Thread, ins: Instruction, modifiers: Modifiers) -> None:
     """Lower ``cp.async.mbarrier.arrive{.noinc}``: the copies are done, so it arrives now.
 
     Without ``.noinc`` the pending count is first raised by one, so that nothing changes.
     """
-    m.require("arrive")
-    counts, space = m.flag("noinc"), space_of(m)
-    m.require("b64")
-    m.done(1)
+    modifiers.require("arrive")
+    counts, space = modifiers.flag("noinc"), space_of(modifiers)
+    modifiers.require("b64")
+    modifiers.done(1)
     if counts:
         arrive(thread, thread.pointer(ins.operands[0], space), constant(thread.emitter, "i64", 1))
 
 
-def _copy(thread: Thread, ins: Instruction, m: Modifiers) -> None:
+def _copy(thread: Thread, ins: Instruction, modifiers: Modifiers) -> None:
     """Lower a copy to shared memory, done synchronously; ``wait_group`` then is a no-op."""
-    m.require("ca", "cg")
-    to = m.require("shared", "shared::cta", "shared::cluster")
-    m.require("global")
-    hinted = m.flag("L2::cache_hint")
-    m.skip(*CACHE_HINTS)
-    m.done()
+    modifiers.require("ca", "cg")
+    to = modifiers.require("shared", "shared::cta", "shared::cluster")
+    modifiers.require("global")
+    hinted = modifiers.flag("L2::cache_hint")
+    modifiers.skip(*CACHE_HINTS)
+    modifiers.done()
     operands = list(ins.operands[: len(ins.operands) - hinted])
     target, source = thread.pointer(operands[0], to), thread.pointer(operands[1], "global")
     size = getattr(operands[2], "value", 0)

@@ -48,19 +48,21 @@ _PACKED = ("f16x2", "bf16x2")
 
 @lowering("atom", "red")
 def _atom(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    if m.flag("async"):
+    modifiers = Modifiers(ins)
+    if modifiers.flag("async"):
         raise rejected(ins, "asynchronous reductions need clusters")
-    order = LLVM_ORDER[m.choice("relaxed", "acquire", "release", "acq_rel", default="relaxed")]
-    m.choice(*SCOPES)
-    space = m.choice(*SPACES)
+    order = LLVM_ORDER[
+        modifiers.choice("relaxed", "acquire", "release", "acq_rel", default="relaxed")
+    ]
+    modifiers.choice(*SCOPES)
+    space = modifiers.choice(*SPACES)
     if space and space.partition("::")[0] not in ("global", "shared"):
         raise rejected(ins, f"there are no atomics on .{space}")
-    operation = m.require(*_OPERATIONS)
-    noftz, hinted = m.flag("noftz"), m.flag("L2::cache_hint")
-    count = int(m.choice("v2", "v4", "v8", default="v1")[1:])
-    type_ = m.type()
-    m.done()
+    operation = modifiers.require(*_OPERATIONS)
+    noftz, hinted = modifiers.flag("noftz"), modifiers.flag("L2::cache_hint")
+    count = int(modifiers.choice("v2", "v4", "v8", default="v1")[1:])
+    type_ = modifiers.type()
+    modifiers.done()
     types = _OF_VECTORS.get(operation, "") if count > 1 else _TYPES[operation]
     if type_ not in types.split() or (count > 1 and space.startswith("shared")):
         raise rejected(ins, f"there is no .{operation}.{type_}")
@@ -231,16 +233,18 @@ class _Access:
 
 @lowering("fence", "membar")
 def _fence(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    if m.flag("proxy"):
-        m.require("alias", "async", "async::generic", "tensormap::generic")
-        m.choice("global", "shared::cta", "shared::cluster")
-    m.choice("mbarrier_init", "sync_restrict::shared::cta", "sync_restrict::shared::cluster")
+    modifiers = Modifiers(ins)
+    if modifiers.flag("proxy"):
+        modifiers.require("alias", "async", "async::generic", "tensormap::generic")
+        modifiers.choice("global", "shared::cta", "shared::cluster")
+    modifiers.choice(
+        "mbarrier_init", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"
+    )
     fence = ins.opcode.base == "fence"
     orders = ("sc", "acq_rel", "acquire", "release") if fence else ()
-    order = LLVM_ORDER[m.choice(*orders, default="sc")]
-    scope = m.choice(*(SCOPES if fence else ("cta", "gl", "sys")))
-    m.done()
+    order = LLVM_ORDER[modifiers.choice(*orders, default="sc")]
+    scope = modifiers.choice(*(SCOPES if fence else ("cta", "gl", "sys")))
+    modifiers.done()
     # Within a block only the compiler can reorder.
     narrow_scope = 'syncscope("singlethread") ' if scope == "cta" else ""
     thread.emitter.do(f"fence {narrow_scope}{order}")

@@ -45,18 +45,18 @@ class Access:
     """The modifiers of ``ld`` or ``st``, decoded."""
 
     def __init__(self, ins: Instruction) -> None:
-        m = Modifiers(ins)
+        modifiers = Modifiers(ins)
         orders, operators = _STORES if ins.opcode.base == "st" else _LOADS
-        self.orders = [order for order in (*_ORDERS, *orders) if m.flag(order)]
-        scope = m.choice(*SCOPES)
-        self.space = space_of(m)
-        if "cv" in [operator for operator in operators if m.flag(operator)]:
+        self.orders = [order for order in (*_ORDERS, *orders) if modifiers.flag(order)]
+        scope = modifiers.choice(*SCOPES)
+        self.space = space_of(modifiers)
+        if "cv" in [operator for operator in operators if modifiers.flag(operator)]:
             self.orders.append("volatile")  # "don't cache and fetch again": it must not be hoisted
-        hinted = m.flag("L2::cache_hint")
-        m.skip(*CACHE_HINTS)
-        self.count = int(m.choice("v2", "v4", "v8", default="v1")[1:])
-        self.type = m.type()
-        m.done()
+        hinted = modifiers.flag("L2::cache_hint")
+        modifiers.skip(*CACHE_HINTS)
+        self.count = int(modifiers.choice("v2", "v4", "v8", default="v1")[1:])
+        self.type = modifiers.type()
+        modifiers.done()
         if self.type == "pred" or self.type in ("f16x2", "bf16x2", "tf32"):
             raise rejected(ins, f"memory holds no .{self.type}")
         strong = [order for order in self.orders if order not in ("weak", "mmio")]

@@ -74,8 +74,8 @@ def arrive(
 
 @lowering("mbarrier")
 def _mbarrier(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    action = m.require(
+    modifiers = Modifiers(ins)
+    action = modifiers.require(
         "init",
         "inval",
         "expect_tx",
@@ -86,23 +86,23 @@ def _mbarrier(thread: Thread, ins: Instruction) -> None:
         "try_wait",
         "pending_count",
     )
-    space = m.choice(*_SHARED)
-    m.choice("relaxed", "acquire", "release")
-    m.choice(*SCOPES)
+    space = modifiers.choice(*_SHARED)
+    modifiers.choice("relaxed", "acquire", "release")
+    modifiers.choice(*SCOPES)
     if action in ("init", "inval", "expect_tx", "complete_tx"):
-        m.require("b64")
-        m.done(1 if action == "inval" else 2)
+        modifiers.require("b64")
+        modifiers.done(1 if action == "inval" else 2)
         pointer = thread.pointer(ins.operands[0], space)
         _change(thread, ins, action, pointer)
     elif action in ("arrive", "arrive_drop"):
-        _arrive(thread, ins, m, space)
+        _arrive(thread, ins, modifiers, space)
     elif action == "pending_count":
-        m.require("b64")
-        m.done(2)
+        modifiers.require("b64")
+        modifiers.done(2)
         state = read(thread, ins.operands[1], "b64")
         write(thread, ins.operands[0], "u32", (state & _COUNT).trunc("i32"))
     else:
-        _test(thread, ins, m, space)
+        _test(thread, ins, modifiers, space)
 
 
 def _change(thread: Thread, ins: Instruction, action: str, pointer: str) -> None:
@@ -118,12 +118,12 @@ def _change(thread: Thread, ins: Instruction, action: str, pointer: str) -> None
     _store(thread, pointer, _completed(_expect(word, number if action == "expect_tx" else -number)))
 
 
-def _arrive(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
+def _arrive(thread: Thread, ins: Instruction, modifiers: Modifiers, space: str) -> None:
     """Lower ``mbarrier.arrive{_drop}{.expect_tx}{.noComplete} {state,} [addr]{, bytes, count}``."""
-    expects = m.flag("expect_tx")
-    m.flag("noComplete")  # promises that the phase does not end here
-    m.require("b64")
-    m.done()
+    expects = modifiers.flag("expect_tx")
+    modifiers.flag("noComplete")  # promises that the phase does not end here
+    modifiers.require("b64")
+    modifiers.done()
     operands = list(ins.operands)
     # The state is absent for barriers of the cluster.
     state = None if isinstance(operands[0], Address) else operands.pop(0)
@@ -141,11 +141,11 @@ def _arrive(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
         write(thread, state, "b64", before)
 
 
-def _test(thread: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
+def _test(thread: Thread, ins: Instruction, modifiers: Modifiers, space: str) -> None:
     """Lower ``test_wait`` and ``try_wait``; the latter's time limit is an upper bound only."""
-    parity = m.flag("parity")
-    m.require("b64")
-    m.done()
+    parity = modifiers.flag("parity")
+    modifiers.require("b64")
+    modifiers.done()
     if len(ins.operands) not in (3, 4):
         raise rejected(ins, "it has the wrong operands")
     current = _load(thread, thread.pointer(ins.operands[1], space)) >> 63

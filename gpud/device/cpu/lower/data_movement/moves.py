@@ -13,10 +13,10 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 @lowering("mov")
 def _mov(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    count = int(m.choice("v2", "v4", default="v1")[1:])
-    type_ = m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    count = int(modifiers.choice("v2", "v4", default="v1")[1:])
+    type_ = modifiers.type()
+    modifiers.done(2)
     target, source = ins.operands
     if count > 1:
         _move_vector(thread, ins, count, type_)

@@ -28,9 +28,9 @@ SPACES = (
 )
 
 
-def space_of(m: Modifiers) -> str:
+def space_of(modifiers: Modifiers) -> str:
     """Take the state space modifier; "" is generic."""
-    return m.choice(*SPACES)
+    return modifiers.choice(*SPACES)
 
 
 def element(thread: Thread, pointer: str, index: int, size: int) -> str:
@@ -51,10 +51,10 @@ def generic_shared(thread: Thread) -> Value:
 
 @lowering("cvta")
 def _cvta(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    to, space = m.flag("to"), m.require(*SPACES)
-    type_ = m.require("u64", "u32")
-    m.done(2)
+    modifiers = Modifiers(ins)
+    to, space = modifiers.flag("to"), modifiers.require(*SPACES)
+    type_ = modifiers.require("u64", "u32")
+    modifiers.done(2)
     value = read(thread, ins.operands[1], type_).zext("i64")
     if space.startswith("shared"):
         base = generic_shared(thread)
@@ -64,9 +64,9 @@ def _cvta(thread: Thread, ins: Instruction) -> None:
 
 @lowering("isspacep")
 def _isspacep(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    space = m.require(*SPACES)
-    m.done(2)
+    modifiers = Modifiers(ins)
+    space = modifiers.require(*SPACES)
+    modifiers.done(2)
     address = read(thread, ins.operands[1], "u64")
 
     def inside(bounds: tuple[str, str]) -> Value:

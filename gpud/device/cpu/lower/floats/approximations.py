@@ -163,11 +163,11 @@ def hyperbolic_tangent(x: Value) -> Value:
 @lowering("ex2", "lg2", "sin", "cos", "tanh", types="f32")
 def _approximations(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
-    m = Modifiers(ins)
-    m.require("approx")
-    ftz = m.flag("ftz")
-    m.require("f32")
-    m.done(2)
+    modifiers = Modifiers(ins)
+    modifiers.require("approx")
+    ftz = modifiers.flag("ftz")
+    modifiers.require("f32")
+    modifiers.done(2)
     if ftz and base == "tanh":
         raise rejected(ins, "tanh has no .ftz")
     x = read_float(thread, ins.operands[1], "f32", ftz=ftz)
@@ -185,10 +185,10 @@ def _approximations(thread: Thread, ins: Instruction) -> None:
 
 @lowering("rsqrt", types="f32 f64")
 def _rsqrt(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    m.require("approx")
-    ftz, type_ = m.flag("ftz"), m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    modifiers.require("approx")
+    ftz, type_ = modifiers.flag("ftz"), modifiers.type()
+    modifiers.done(2)
     if type_ == "f64" and ftz:
         write(
             thread,

@@ -29,22 +29,22 @@ _LARGEST = {"f16": 0x7BFF, "bf16": 0x7F7F}
 
 @lowering("cvt")
 def _cvt(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    if m.flag("pack"):
-        _cvt_pack(thread, ins, m)
+    modifiers = Modifiers(ins)
+    if modifiers.flag("pack"):
+        _cvt_pack(thread, ins, modifiers)
         return
-    mini = m.choice(*MINIFLOATS)
+    mini = modifiers.choice(*MINIFLOATS)
     if mini:
-        other = m.type()
+        other = modifiers.type()
         at = ins.opcode.modifiers.index
         order = (mini, other) if at(mini) < at(other) else (other, mini)
-        convert_minifloats(thread, ins, m, *order)
+        convert_minifloats(thread, ins, modifiers, *order)
         return
-    rounding = m.choice(*_INTEGER_ROUNDING, *_FLOAT_ROUNDING)
-    ftz, sat = m.flag("ftz"), m.flag("sat")
-    relu, satfinite = m.flag("relu"), m.flag("satfinite")
-    source, target = m.type(), m.type()
-    m.done(3 if target in ("f16x2", "bf16x2") else 2)
+    rounding = modifiers.choice(*_INTEGER_ROUNDING, *_FLOAT_ROUNDING)
+    ftz, sat = modifiers.flag("ftz"), modifiers.flag("sat")
+    relu, satfinite = modifiers.flag("relu"), modifiers.flag("satfinite")
+    source, target = modifiers.type(), modifiers.type()
+    modifiers.done(3 if target in ("f16x2", "bf16x2") else 2)
     if source in _INTEGERS and target in _INTEGERS:
         if rounding or ftz or relu or satfinite:
             raise rejected(ins, "integer conversions take no modifier but .sat")
@@ -118,12 +118,15 @@ def clamp(value: Value, source: str, target: str) -> Value:
     return value.min_u(high) if high < largest else value
 
 
-def _cvt_pack(thread: Thread, ins: Instruction, m: Modifiers) -> None:
+def _cvt_pack(thread: Thread, ins: Instruction, modifiers: Modifiers) -> None:
     """Lower ``cvt.pack.sat.convertType.abType{.cType} d, a, b{, c}``."""
-    m.require("sat")
-    third = m.flag("b32")
-    source, target = m.require("s32"), m.require("u16", "s16", "u2", "s2", "u4", "s4", "u8", "s8")
-    m.done(4 if third else 3)
+    modifiers.require("sat")
+    third = modifiers.flag("b32")
+    source, target = (
+        modifiers.require("s32"),
+        modifiers.require("u16", "s16", "u2", "s2", "u4", "s4", "u8", "s8"),
+    )
+    modifiers.done(4 if third else 3)
     bits = int(target[1:])
     a, b = (clamp(read(thread, operand, source), source, target) for operand in ins.operands[1:3])
     mask = (1 << bits) - 1

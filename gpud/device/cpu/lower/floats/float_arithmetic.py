@@ -39,10 +39,14 @@ def _arithmetic(base: str, mode: str, operands: list[Value]) -> Value:
 @lowering("add", "sub", "mul", "fma", "mad", types="f32 f64")
 def _add_mul(thread: Thread, ins: Instruction) -> None:
     base = {"mad": "fma"}.get(ins.opcode.base, ins.opcode.base)
-    m = Modifiers(ins)
-    mode = m.require(*_ROUNDINGS) if base == "fma" else m.choice(*_ROUNDINGS, default="rn")
-    ftz, sat, type_ = m.flag("ftz"), m.flag("sat"), m.type()
-    m.done(4 if base == "fma" else 3)
+    modifiers = Modifiers(ins)
+    mode = (
+        modifiers.require(*_ROUNDINGS)
+        if base == "fma"
+        else modifiers.choice(*_ROUNDINGS, default="rn")
+    )
+    ftz, sat, type_ = modifiers.flag("ftz"), modifiers.flag("sat"), modifiers.type()
+    modifiers.done(4 if base == "fma" else 3)
     if type_ == "f64" and (ftz or sat):
         raise rejected(ins, "modifiers .ftz and .sat need .f32")
     values = [read_float(thread, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
@@ -59,10 +63,10 @@ def _finish(result: Value, *, ftz: bool, sat: bool) -> Value:
 def mixed_precision(thread: Thread, ins: Instruction) -> None:
     """Lower ``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: halves in, float c and d."""
     base = ins.opcode.base
-    m = Modifiers(ins)
-    mode, sat = m.choice(*_ROUNDINGS, default="rn"), m.flag("sat")
-    half, type_ = m.type(), m.type()
-    m.done(4 if base == "fma" else 3)
+    modifiers = Modifiers(ins)
+    mode, sat = modifiers.choice(*_ROUNDINGS, default="rn"), modifiers.flag("sat")
+    half, type_ = modifiers.type(), modifiers.type()
+    modifiers.done(4 if base == "fma" else 3)
     if type_ != "f32" or base not in ("add", "sub", "fma"):
         raise rejected(ins, f"there is no .{type_}.{half} form")
     values = [read_float(thread, operand, half) for operand in ins.operands[1:-1]]
@@ -75,10 +79,10 @@ def mixed_precision(thread: Thread, ins: Instruction) -> None:
 @lowering("add", "sub", "mul", "fma", types="f32x2")
 def _pairs(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
-    m = Modifiers(ins)
-    mode, ftz = m.choice(*_ROUNDINGS, default="rn"), m.flag("ftz")
-    m.require("f32x2")
-    m.done(4 if base == "fma" else 3)
+    modifiers = Modifiers(ins)
+    mode, ftz = modifiers.choice(*_ROUNDINGS, default="rn"), modifiers.flag("ftz")
+    modifiers.require("f32x2")
+    modifiers.done(4 if base == "fma" else 3)
     packed = [read(thread, operand, "b64") for operand in ins.operands[1:]]
     result = constant(thread.emitter, "i64", 0)
     for shift in (0, 32):
@@ -96,10 +100,10 @@ def _pairs(thread: Thread, ins: Instruction) -> None:
 @lowering("div", "rcp", "sqrt", types="f32 f64")
 def _divide_root(thread: Thread, ins: Instruction) -> None:
     base = ins.opcode.base
-    m = Modifiers(ins)
-    mode = m.require(*_ROUNDINGS, "approx", "full")
-    ftz, type_ = m.flag("ftz"), m.type()
-    m.done(3 if base == "div" else 2)
+    modifiers = Modifiers(ins)
+    mode = modifiers.require(*_ROUNDINGS, "approx", "full")
+    ftz, type_ = modifiers.flag("ftz"), modifiers.type()
+    modifiers.done(3 if base == "div" else 2)
     if mode == "full" and (base, type_) != ("div", "f32"):
         raise rejected(ins, "only div.f32 has a .full form")
     if type_ == "f64" and mode == "approx":
@@ -158,12 +162,12 @@ def minimum_maximum(base: str, a: Value, b: Value, *, nan: bool) -> Value:
 
 @lowering("min", "max", types="f32 f64")
 def _min_max(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    ftz, nan = m.flag("ftz"), m.flag("NaN")
-    xorsign, absolute = m.flag("xorsign"), m.flag("abs")
-    type_ = m.type()
+    modifiers = Modifiers(ins)
+    ftz, nan = modifiers.flag("ftz"), modifiers.flag("NaN")
+    xorsign, absolute = modifiers.flag("xorsign"), modifiers.flag("abs")
+    type_ = modifiers.type()
     count = len(ins.operands)
-    m.done(4 if count == 4 else 3)
+    modifiers.done(4 if count == 4 else 3)
     if type_ == "f64" and (ftz or nan or xorsign or absolute or count == 4):
         raise rejected(ins, "this modifier needs .f32")
     if xorsign != (absolute and count == 3):
@@ -181,9 +185,9 @@ def _min_max(thread: Thread, ins: Instruction) -> None:
 
 @lowering("abs", "neg", types="f32 f64")
 def _abs_neg(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    ftz, type_ = m.flag("ftz"), m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    ftz, type_ = modifiers.flag("ftz"), modifiers.type()
+    modifiers.done(2)
     if type_ == "f64" and ftz:
         raise rejected(ins, "modifier .ftz needs .f32")
     a = read_float(thread, ins.operands[1], type_, ftz=ftz)
@@ -192,8 +196,8 @@ def _abs_neg(thread: Thread, ins: Instruction) -> None:
 
 @lowering("copysign", types="f32 f64")
 def _copysign(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(3)
     sign, magnitude = (read(thread, operand, type_) for operand in ins.operands[1:])
     write(thread, ins.operands[0], type_, intrinsic("copysign", magnitude, sign))

@@ -94,12 +94,12 @@ def _arithmetic(thread: Thread, ins: Instruction) -> None:
     if ins.opcode.has("f32"):
         mixed_precision(thread, ins)
         return
-    m = Modifiers(ins)
-    if not m.flag("rn") and base == "fma":
+    modifiers = Modifiers(ins)
+    if not modifiers.flag("rn") and base == "fma":
         raise rejected(ins, "it needs .rn")
-    ftz, sat, relu = m.flag("ftz"), m.flag("sat"), m.flag("relu")
-    type_ = m.type()
-    m.done(4 if base == "fma" else 3)
+    ftz, sat, relu = modifiers.flag("ftz"), modifiers.flag("sat"), modifiers.flag("relu")
+    type_ = modifiers.type()
+    modifiers.done(4 if base == "fma" else 3)
     format_ = _SINGLE[type_]
     if (format_ == "bf16" and (ftz or sat)) or (relu and (base != "fma" or sat)):
         raise rejected(ins, f".{type_} has no such modifier")
@@ -117,9 +117,9 @@ def _arithmetic(thread: Thread, ins: Instruction) -> None:
 
 @lowering("neg", "abs", types=_TYPES)
 def _sign(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    ftz, type_ = m.flag("ftz"), m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    ftz, type_ = modifiers.flag("ftz"), modifiers.type()
+    modifiers.done(2)
     if ftz and _SINGLE[type_] == "bf16":
         raise rejected(ins, f".{type_} has no .ftz")
 
@@ -133,11 +133,11 @@ def _sign(thread: Thread, ins: Instruction) -> None:
 
 @lowering("min", "max", types=_TYPES)
 def _min_max(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    ftz, nan = m.flag("ftz"), m.flag("NaN")
-    xorsign, absolute = m.flag("xorsign"), m.flag("abs")
-    type_ = m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    ftz, nan = modifiers.flag("ftz"), modifiers.flag("NaN")
+    xorsign, absolute = modifiers.flag("xorsign"), modifiers.flag("abs")
+    type_ = modifiers.type()
+    modifiers.done(3)
     format_ = _SINGLE[type_]
     if xorsign != absolute or (ftz and format_ == "bf16"):
         raise rejected(ins, f".{type_} has no such modifier")
@@ -157,10 +157,10 @@ def _min_max(thread: Thread, ins: Instruction) -> None:
 
 @lowering("ex2", "tanh", types=_TYPES)
 def _approximations(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    m.require("approx")
-    ftz, type_ = m.flag("ftz"), m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    modifiers.require("approx")
+    ftz, type_ = modifiers.flag("ftz"), modifiers.type()
+    modifiers.done(2)
     format_ = _SINGLE[type_]
     if ftz and (format_ == "f16" or ins.opcode.base == "tanh"):
         raise rejected(ins, f".{type_} has no .ftz")

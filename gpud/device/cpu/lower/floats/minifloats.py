@@ -51,32 +51,32 @@ MINIFLOATS = {
 
 
 def convert_minifloats(
-    thread: Thread, ins: Instruction, m: Modifiers, target: str, source: str
+    thread: Thread, ins: Instruction, modifiers: Modifiers, target: str, source: str
 ) -> None:
     """Lower ``cvt`` to a pair of minifloats from f32, f16x2 or bf16x2, and from one to f16x2.
 
     Raises:
         KernelRejected: the types or modifiers do not go together.
     """
-    m.require("rn")
-    relu = m.flag("relu")
+    modifiers.require("rn")
+    relu = modifiers.flag("relu")
     if source in MINIFLOATS:
         if target != "f16x2":
             raise rejected(ins, f"there is no conversion from .{source} to .{target}")
-        m.done(2)
+        modifiers.done(2)
         format_ = MINIFLOATS[source]
         packed = read(thread, ins.operands[1], "b16")
         parts = (packed >> shift for shift in (0, format_.slot))
         halves = (_to_half(part & ((1 << format_.slot) - 1), format_, relu=relu) for part in parts)
         write(thread, ins.operands[0], "b32", join_halves(*halves))
         return
-    m.require("satfinite")
+    modifiers.require("satfinite")
     format_ = MINIFLOATS[target]
     if source == "f32":
-        m.done(3)
+        modifiers.done(3)
         high, low = (read(thread, operand, "f32") for operand in ins.operands[1:])
     elif source in ("f16x2", "bf16x2"):
-        m.done(2)
+        modifiers.done(2)
         low, high = (
             widen(half, source[:-2]) for half in split_halves(read(thread, ins.operands[1], "b32"))
         )

@@ -19,18 +19,18 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 @lowering("and", "or", "xor", types="pred b16 b32 b64")
 def _logic(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(3)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     write(thread, ins.operands[0], type_, a.op(ins.opcode.base, b))
 
 
 @lowering("not", "cnot", types="pred b16 b32 b64")
 def _not(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(2)
     a = read(thread, ins.operands[1], type_)
     result = ~a if ins.opcode.base == "not" else a.eq(0).zext(a.type)
     write(thread, ins.operands[0], type_, result)
@@ -38,10 +38,10 @@ def _not(thread: Thread, ins: Instruction) -> None:
 
 @lowering("lop3")
 def _lop3(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    combine = m.choice("or", "and")
-    m.require("b32")
-    m.done(6 if combine else 5)
+    modifiers = Modifiers(ins)
+    combine = modifiers.choice("or", "and")
+    modifiers.require("b32")
+    modifiers.done(6 if combine else 5)
     a, b, c = (read(thread, operand, "b32") for operand in ins.operands[1:4])
     table = ins.operands[4]
     if not isinstance(table, Immediate) or not 0 <= table.value <= 255:
@@ -77,9 +77,9 @@ def _two_inputs(b: Value, c: Value, table: int) -> Value:
 
 @lowering("shl", "shr", types="b16 b32 b64 u16 u32 u64 s16 s32 s64")
 def _shift(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(3)
     a = read(thread, ins.operands[1], type_)
     count = ins.operands[2]
     bits = a.width
@@ -102,10 +102,10 @@ def _shift(thread: Thread, ins: Instruction) -> None:
 
 @lowering("shf")
 def _funnel_shift(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    direction, mode = m.require("l", "r"), m.require("clamp", "wrap")
-    m.require("b32")
-    m.done(4)
+    modifiers = Modifiers(ins)
+    direction, mode = modifiers.require("l", "r"), modifiers.require("clamp", "wrap")
+    modifiers.require("b32")
+    modifiers.done(4)
     low, high, count = (read(thread, operand, "b32") for operand in ins.operands[1:])
     result = intrinsic("fshl" if direction == "l" else "fshr", high, low, count)
     if mode == "clamp":
@@ -119,9 +119,9 @@ def _funnel_shift(thread: Thread, ins: Instruction) -> None:
 
 @lowering("popc", "clz", "brev", types="b32 b64")
 def _count(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(2)
     a = read(thread, ins.operands[1], type_)
     name = {"popc": "ctpop", "clz": "ctlz", "brev": "bitreverse"}[ins.opcode.base]
     result = a.unary(name)
@@ -133,9 +133,9 @@ def _count(thread: Thread, ins: Instruction) -> None:
 
 @lowering("bfind", types="u32 s32 u64 s64")
 def _bfind(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    shift_amount, type_ = m.flag("shiftamt"), m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    shift_amount, type_ = modifiers.flag("shiftamt"), modifiers.type()
+    modifiers.done(2)
     a = read(thread, ins.operands[1], type_)
     if type_[0] == "s":
         a = a ^ a.sar(a.width - 1)  # of a negative number the highest 0 is wanted
@@ -146,9 +146,9 @@ def _bfind(thread: Thread, ins: Instruction) -> None:
 
 @lowering("fns", types="b32")
 def _fns(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    m.require("b32")
-    m.done(4)
+    modifiers = Modifiers(ins)
+    modifiers.require("b32")
+    modifiers.done(4)
     mask, base = (read(thread, operand, "b32") for operand in ins.operands[1:3])
     offset = read(thread, ins.operands[3], "s32")
     # Upwards: the |n|-th set bit of the mask from `base` on, both counted from 1. Downwards is
@@ -196,9 +196,9 @@ def _shifted(value: Value, name: str, count: Value) -> Value:
 
 @lowering("bfe", types="u32 s32 u64 s64")
 def _bfe(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(4)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(4)
     a = read(thread, ins.operands[1], type_)
     position, length = (read(thread, operand, "u32") & 0xFF for operand in ins.operands[2:])
     mask = _mask(length, a.type)
@@ -216,9 +216,9 @@ def _bfe(thread: Thread, ins: Instruction) -> None:
 
 @lowering("bfi", types="b32 b64")
 def _bfi(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(5)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(5)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
     position, length = (read(thread, operand, "u32") & 0xFF for operand in ins.operands[3:])
     mask = _shifted(_mask(length, a.type), "shl", position)
@@ -228,9 +228,9 @@ def _bfi(thread: Thread, ins: Instruction) -> None:
 
 @lowering("szext", types="u32 s32")
 def _szext(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    mode, type_ = m.require("wrap", "clamp"), m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    mode, type_ = modifiers.require("wrap", "clamp"), modifiers.type()
+    modifiers.done(3)
     a, n = read(thread, ins.operands[1], type_), read(thread, ins.operands[2], "u32")
     if mode == "wrap":
         n = n & 31
@@ -243,10 +243,10 @@ def _szext(thread: Thread, ins: Instruction) -> None:
 
 @lowering("bmsk", types="b32")
 def _bmsk(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    mode = m.require("wrap", "clamp")
-    m.require("b32")
-    m.done(3)
+    modifiers = Modifiers(ins)
+    mode = modifiers.require("wrap", "clamp")
+    modifiers.require("b32")
+    modifiers.done(3)
     start, length = (read(thread, operand, "u32") for operand in ins.operands[1:])
     if mode == "wrap":
         start, length = start & 31, length & 31
@@ -258,10 +258,10 @@ def _bmsk(thread: Thread, ins: Instruction) -> None:
 
 @lowering("prmt")
 def _prmt(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    m.require("b32")
-    mode = m.choice("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
-    m.done(4)
+    modifiers = Modifiers(ins)
+    modifiers.require("b32")
+    mode = modifiers.choice("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
+    modifiers.done(4)
     a, b, control = (read(thread, operand, "b32") for operand in ins.operands[1:])
     both = a.zext("i64") | (b.zext("i64") << 32)
     result = a.constant(0)

@@ -28,9 +28,9 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering
 
 @lowering("div", "rem", types=INTEGERS)
 def _div_rem(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(3)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     signed = type_[0] == "s"
     divisor = ins.operands[2]

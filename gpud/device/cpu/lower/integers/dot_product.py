@@ -20,11 +20,11 @@ def _elements(thread: Thread, operand: Operand, type_: str, bits: int) -> list[V
 
 @lowering("dp4a", "dp2a")
 def _dot(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
+    modifiers = Modifiers(ins)
     four = ins.opcode.base == "dp4a"
-    part = "" if four else m.require("lo", "hi")
-    second, first = m.type(), m.type()
-    m.done(4)
+    part = "" if four else modifiers.require("lo", "hi")
+    second, first = modifiers.type(), modifiers.type()
+    modifiers.done(4)
     if {first, second} - {"u32", "s32"}:
         raise rejected(ins, "its types are .u32 and .s32")
     a = _elements(thread, ins.operands[1], first, 8 if four else 16)

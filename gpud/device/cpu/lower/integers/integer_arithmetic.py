@@ -32,9 +32,9 @@ def join_halves(low: Value, high: Value) -> Value:
 
 @lowering("add", "sub", types=f"{INTEGERS} {_PACKED}")
 def _add_sub(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    saturate, carry, type_ = m.flag("sat"), m.flag("cc"), m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    saturate, carry, type_ = modifiers.flag("sat"), modifiers.flag("cc"), modifiers.type()
+    modifiers.done(3)
     base = ins.opcode.base
     if (saturate and (carry or type_ != "s32")) or (carry and "16" in type_):
         raise rejected(ins, f".{type_} has no such modifier")
@@ -71,9 +71,9 @@ def _add_with_carry(thread: Thread, a: Value, b: Value, *, carry_out: bool) -> V
 
 @lowering("addc", "subc", types="u32 s32 u64 s64")
 def _add_sub_carry(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    carry_out, type_ = m.flag("cc"), m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    carry_out, type_ = modifiers.flag("cc"), modifiers.type()
+    modifiers.done(3)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     term = b if ins.opcode.base == "addc" else ~b
     result = _add_with_carry(thread, a, term, carry_out=carry_out)
@@ -107,9 +107,9 @@ def _product_24(a: Value, b: Value, type_: str, part: str) -> Value:
 
 @lowering("mul", types=INTEGERS)
 def _mul(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    part, type_ = m.require("lo", "hi", "wide"), m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    part, type_ = modifiers.require("lo", "hi", "wide"), modifiers.type()
+    modifiers.done(3)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     result = _product(a, b, type_, part)
     if part == "wide":
@@ -121,20 +121,20 @@ def _mul(thread: Thread, ins: Instruction) -> None:
 
 @lowering("mul24", types="u32 s32")
 def _mul24(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    part, type_ = m.require("lo", "hi"), m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    part, type_ = modifiers.require("lo", "hi"), modifiers.type()
+    modifiers.done(3)
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
     write(thread, ins.operands[0], type_, _product_24(a, b, type_, part))
 
 
 @lowering("mad", "madc", "mad24", types=INTEGERS)
 def _mad(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
+    modifiers = Modifiers(ins)
     base = ins.opcode.base
-    part = m.require("lo", "hi", "wide")
-    carry, saturate, type_ = m.flag("cc"), m.flag("sat"), m.type()
-    m.done(4)
+    part = modifiers.require("lo", "hi", "wide")
+    carry, saturate, type_ = modifiers.flag("cc"), modifiers.flag("sat"), modifiers.type()
+    modifiers.done(4)
     if saturate and (part, type_) != ("hi", "s32"):
         raise rejected(ins, "only .hi.s32 saturates")
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:3])
@@ -163,18 +163,18 @@ def _mad(thread: Thread, ins: Instruction) -> None:
 
 @lowering("abs", "neg", types="s16 s32 s64")
 def _abs_neg(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(2)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(2)
     a = read(thread, ins.operands[1], type_)
     write(thread, ins.operands[0], type_, -a if ins.opcode.base == "neg" else a.unary("abs"))
 
 
 @lowering("min", "max", types=f"{INTEGERS} {_PACKED}")
 def _min_max(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    relu, type_ = m.flag("relu"), m.type()
-    m.done(3)
+    modifiers = Modifiers(ins)
+    relu, type_ = modifiers.flag("relu"), modifiers.type()
+    modifiers.done(3)
     if relu and type_ not in ("s32", "s16x2"):
         raise rejected(ins, f".{type_} has no .relu")
     a, b = (read(thread, operand, type_) for operand in ins.operands[1:])
@@ -193,9 +193,9 @@ def _min_max(thread: Thread, ins: Instruction) -> None:
 
 @lowering("sad", types=INTEGERS)
 def _sad(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    type_ = m.type()
-    m.done(4)
+    modifiers = Modifiers(ins)
+    type_ = modifiers.type()
+    modifiers.done(4)
     a, b, c = (read(thread, operand, type_) for operand in ins.operands[1:])
     less = a.compare("slt" if type_[0] == "s" else "ult", b)
     write(thread, ins.operands[0], type_, c + less.select(b - a, a - b))

@@ -116,10 +116,10 @@ def _finish(
 
 @lowering("vadd", "vsub", "vabsdiff", "vmin", "vmax")
 def _scalar(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    sat, second = m.flag("sat"), m.choice("add", "min", "max")
-    b_type, a_type, type_ = m.type(), m.type(), m.type()
-    m.done()
+    modifiers = Modifiers(ins)
+    sat, second = modifiers.flag("sat"), modifiers.choice("add", "min", "max")
+    b_type, a_type, type_ = modifiers.type(), modifiers.type(), modifiers.type()
+    modifiers.done()
     a, b = (
         _Selected.parse(ins, operand).extended(thread, kind)
         for operand, kind in zip(ins.operands[1:3], (a_type, b_type), strict=True)
@@ -130,11 +130,11 @@ def _scalar(thread: Thread, ins: Instruction) -> None:
 
 @lowering("vshl", "vshr")
 def _scalar_shift(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    sat, mode = m.flag("sat"), m.require("clamp", "wrap")
-    second = m.choice("add", "min", "max")
-    b_type, a_type, type_ = m.type(), m.type(), m.type()
-    m.done()
+    modifiers = Modifiers(ins)
+    sat, mode = modifiers.flag("sat"), modifiers.require("clamp", "wrap")
+    second = modifiers.choice("add", "min", "max")
+    b_type, a_type, type_ = modifiers.type(), modifiers.type(), modifiers.type()
+    modifiers.done()
     if b_type != "u32":
         raise rejected(ins, "the shift count must be .u32")
     value = _Selected.parse(ins, ins.operands[1]).extended(thread, a_type).sext("i128")
@@ -146,11 +146,11 @@ def _scalar_shift(thread: Thread, ins: Instruction) -> None:
 
 @lowering("vset")
 def _scalar_set(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    comparison = m.require(*_COMPARISONS)
-    second = m.choice("add", "min", "max")
-    b_type, a_type = m.type(), m.type()
-    m.done()
+    modifiers = Modifiers(ins)
+    comparison = modifiers.require(*_COMPARISONS)
+    second = modifiers.choice("add", "min", "max")
+    b_type, a_type = modifiers.type(), modifiers.type()
+    modifiers.done()
     a = _Selected.parse(ins, ins.operands[1]).extended(thread, a_type)
     b = _Selected.parse(ins, ins.operands[2]).extended(thread, b_type)
     result = _holds(comparison, a, b).zext("i64")
@@ -163,11 +163,11 @@ def _holds(comparison: str, a: Value, b: Value) -> Value:
 
 @lowering("vmad")
 def _scalar_mad(thread: Thread, ins: Instruction) -> None:
-    m = Modifiers(ins)
-    plus_one, sat = m.flag("po"), m.flag("sat")
-    shift = int(m.choice("shr7", "shr15", default="shr0")[3:])
-    b_type, a_type, type_ = m.type(), m.type(), m.type()
-    m.done(4)
+    modifiers = Modifiers(ins)
+    plus_one, sat = modifiers.flag("po"), modifiers.flag("sat")
+    shift = int(modifiers.choice("shr7", "shr15", default="shr0")[3:])
+    b_type, a_type, type_ = modifiers.type(), modifiers.type(), modifiers.type()
+    modifiers.done(4)
     a, b, c = (_Selected.parse(ins, operand) for operand in ins.operands[1:])
     negative = a.negative != b.negative
     if plus_one and (negative or c.negative):
@@ -218,12 +218,12 @@ _SIMD = ("add", "sub", "avrg", "absdiff", "min", "max", "set")
 def _simd(thread: Thread, ins: Instruction) -> None:
     base, count = ins.opcode.base[1:-1], int(ins.opcode.base[-1])
     bits = 32 // count
-    m = Modifiers(ins)
-    comparison = m.require(*_COMPARISONS) if base == "set" else ""
-    sat, accumulate = m.flag("sat"), m.flag("add")
-    b_type, a_type = m.type(), m.type()
-    type_ = "u32" if base == "set" else m.type()
-    m.done(4)
+    modifiers = Modifiers(ins)
+    comparison = modifiers.require(*_COMPARISONS) if base == "set" else ""
+    sat, accumulate = modifiers.flag("sat"), modifiers.flag("add")
+    b_type, a_type = modifiers.type(), modifiers.type()
+    type_ = "u32" if base == "set" else modifiers.type()
+    modifiers.done(4)
     target = _Selected.parse(ins, ins.operands[0])
     mask = {int(digit) for digit in target.indices} if target.kind else set(range(count))
     c = read(thread, ins.operands[3], "b32")
