@@ -42,7 +42,7 @@ class KernelAddresses:
     """Implements `gpud.device.cpu.ir.thread.Addresses` for one thread.
 
     Args:
-        e: the function being written; its first argument is ``ptr %b``, the block.
+        emitter: the function being written; its first argument is ``ptr %b``, the block.
         shape: the block's dimensions, known at compile time.
         module: the module's layout.
         thread: i32 index of the thread in its block, x fastest.

@@ -49,7 +49,7 @@ class BoundaryTile:
     """The extent of the tile of threads that run a body.
 
     Args:
-        e: the function being written.
+        emitter: the function being written.
         body: its blocks.
         taken: whether the body is on the taken side of the branch.
 

@@ -8,9 +8,8 @@ elements of the lowest and of the highest array are within the arena, then so ar
 What depends on parameters only is computed before the loop over threads; one comparison per thread
 is left. If it fails, all bounds checks of the group are checked there, in program order.
 
-Terms: an address is decomposed into a *sum*: value numbers of terms that are not sums, and an
-offset; terms with the same number are equal. Bounds checks whose sums differ only in a parameter
-and in the offset are a *group*, which is tested where its first check stands.
+Terms: a *group*, see `gpud.device.cpu.codegen.hoisting.check_grouping`, is tested where its first
+check stands.
 
 Properties:
 * a group is in one basic block, in which all of its accesses run if the first does, or the task
@@ -20,20 +19,10 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gpud.compiler.analysis.cfg import Block, ControlFlow
-from gpud.compiler.analysis.effects import (
-    BARRIER,
-    CALL,
-    COLLECTIVE,
-    TERMINATOR,
-    flags,
-    state_space,
-    written,
-)
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.addresses import header_field
 from gpud.device.cpu.codegen.emit.check_code import (
@@ -41,8 +30,8 @@ from gpud.device.cpu.codegen.emit.check_code import (
     check_exactly,
     start_count,
 )
-from gpud.device.cpu.codegen.preparation.check_instruction import CheckOperands, decode_check
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
+from gpud.device.cpu.codegen.hoisting.check_grouping import CheckGrouping, GroupMember
+from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.region_writer import KernelContext
@@ -51,34 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MergedChecks"]
 
-_WIDE = ("i64", "ptr")
-_64_BITS = ("u64", "s64", "b64")
-_PURE = frozenset(
-    ("add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "neg", "cvt", "mov")
-)
 _FAR_SHIFT = 57
 """No arena has 2 to the power of this many bytes; five bits above are left for a misalignment."""
-_CONSTANT_REGISTERS = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
-
-
-class _LinearSum(NamedTuple):
-    """Sorted value numbers, and the constant added to them; modulo 2**64."""
-
-    numbers: tuple[int, ...]
-    offset: int
-
-
-class _Member(NamedTuple):
-    """A check of a group: its base is the parameter at ``place`` + ``offset`` + common terms."""
-
-    ins: ptx.Instruction
-    place: int
-    offset: int
 
 
 @dataclass
 class _Group:
-    members: list[_Member] = field(default_factory=list)
+    members: list[GroupMember]
     bias: str = ""
     """i64: added to the first bounds check's base, gives the lowest hull's offset in the arena."""
     room: str = ""
@@ -91,8 +59,8 @@ class MergedChecks:
     Args:
         kernel: whose.
         blocks: numbers of these blocks.
-        e: the function being written; values that the groups share are computed at its current
-            position.
+        emitter: the function being written; values that the groups share are computed at its
+            current position.
         code: any thread there.
     """
 
@@ -105,9 +73,9 @@ class MergedChecks:
         self._tested: set[int] = set()
         if kernel.arena is None:
             return
-        sums = _ValueNumbering(kernel.regions.flow, kernel.storage, kernel.parameters)
+        grouping = CheckGrouping(kernel.regions.flow, kernel.storage, kernel.parameters)
         for number in blocks:
-            for group in sums.groups(kernel.regions.flow.blocks[number]):
+            for group in map(_Group, grouping.groups(kernel.regions.flow.blocks[number])):
                 self._groups[id(group.members[0].ins)] = group
                 self._tested.update(id(member.ins) for member in group.members)
                 self._prepare(group, code)
@@ -198,207 +166,6 @@ class MergedChecks:
         emitter.place(end)
         code.fail()
         emitter.place(warm)
-
-
-class _ValueNumbering:
-    """Local value numbering: the values of registers within one basic block, as sums."""
-
-    def __init__(
-        self, flow: ControlFlow, storage: Mapping[str, str], parameters: Mapping[str, int]
-    ) -> None:
-        self.flow = flow
-        self.storage = storage
-        self.parameters = parameters
-        self._numbers: dict[Hashable, int] = {}
-        self._places: dict[int, int] = {}
-        """Offset of a parameter in the parameter buffer, by its value number."""
-        self._held: dict[str, _LinearSum] = {}
-        self._block = 0
-        self._makers: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
-        for number in flow.order:
-            for at, place in enumerate(flow.blocks[number].places):
-                for register in written(place.instruction):
-                    made = self._makers.setdefault(register.name, [])
-                    made.append((number, at, place.instruction))
-
-    def groups(self, block: Block) -> list[_Group]:
-        """Return the groups of more than one bounds check in a block."""
-        self._held = {}
-        self._block = block.index
-        groups: list[_Group] = []
-        open_: dict[Hashable, _Group] = {}
-        for place in block.places:
-            ins = place.instruction
-            if is_bounds_check(ins):
-                one = self._member(ins)
-                if one is not None:
-                    key, member = one
-                    if key not in open_:
-                        open_[key] = _Group()
-                        groups.append(open_[key])
-                    open_[key].members.append(member)
-                continue
-            if flags(ins.opcode) & (TERMINATOR | CALL | BARRIER | COLLECTIVE):
-                open_.clear()
-            self._run(ins)
-        return [group for group in groups if len(group.members) > 1]
-
-    def _member(self, ins: ptx.Instruction) -> tuple[Hashable, _Member] | None:
-        operands = decode_check(ins)
-        if ins.guard is not None or not _in_arena(operands):
-            return None
-        if not isinstance(operands.base, ptx.Register) or not self._is_wide(operands.base):
-            return None
-        sum_ = self._of(operands.base)
-        bases = [number for number in sum_.numbers if number in self._places]
-        if len(bases) != 1:
-            return None
-        rest = list(sum_.numbers)
-        rest.remove(bases[0])
-        # The first bounds check represents all: the claim operands are equal, too.
-        key = operands.space, operands.align, operands.claim, self._of(operands.claim), tuple(rest)
-        return key, _Member(ins, self._places[bases[0]], sum_.offset)
-
-    # -- values
-
-    def _number(self, key: Hashable) -> _LinearSum:
-        return _LinearSum((self._numbers.setdefault(key, len(self._numbers)),), 0)
-
-    def _unknown(self) -> _LinearSum:
-        return self._number(("new", len(self._numbers)))
-
-    def _of(self, operand: ptx.Operand) -> _LinearSum:
-        match operand:
-            case ptx.Register(name):
-                held = self._held.get(name)
-                if held is None:
-                    held = self._held[name] = self._at_start(name)
-                return held
-            case ptx.Immediate(kind="int", value=value):
-                return _LinearSum((), value % (1 << 64))
-            case ptx.Immediate(kind=kind, value=value):
-                return self._number(("immediate", kind, value))
-            case ptx.SpecialRegister(name) if name.startswith(_CONSTANT_REGISTERS):
-                return self._number(("special", name))
-        return self._unknown()
-
-    def _at_start(self, name: str) -> _LinearSum:
-        place = self._kept_parameter(name, self._block, -1, 4)
-        if place is not None:
-            return self._parameter(place)
-        return self._number(("start", self._block, name))
-
-    def _kept_parameter(self, name: str, block: int, at: int, depth: int) -> int | None:
-        """Return the offset of the parameter that a register holds before a program point."""
-        made = self._makers.get(name, ())
-        if len(made) != 1 or not depth:
-            return None
-        number, where, ins = made[0]
-        earlier = number == block and where < at
-        if not earlier and (number == block or not self.flow.dominates(number, block)):
-            return None
-        if ins.guard is not None or not self._is_wide(ins.operands[0]):
-            return None
-        place = self._loaded(ins)
-        if place is None and self._copies(ins):
-            source = ins.operands[1]
-            if isinstance(source, ptx.Register):
-                return self._kept_parameter(source.name, number, where, depth - 1)
-        return place
-
-    def _parameter(self, place: int) -> _LinearSum:
-        sum_ = self._number(("parameter", place))
-        self._places[sum_.numbers[0]] = place
-        return sum_
-
-    # -- instructions
-
-    def _run(self, ins: ptx.Instruction) -> None:
-        targets = written(ins)
-        known = None
-        if len(targets) == 1 and ins.guard is None and ins.operands[0] == targets[0]:
-            known = self._result(ins)
-        for register in targets:
-            self._held[register.name] = self._unknown() if known is None else known
-
-    def _result(self, ins: ptx.Instruction) -> _LinearSum | None:
-        base, modifiers, sources = ins.opcode.base, ins.opcode.modifiers, ins.operands[1:]
-        if self._is_wide(ins.operands[0]):
-            place = self._loaded(ins)
-            if place is not None:
-                return self._parameter(place)
-            if self._copies(ins):
-                return self._of(sources[0])
-            if base == "add" and modifiers in (("s64",), ("u64",)):
-                return self._added(self._word(sources[0]), self._word(sources[1]))
-            if base == "mad" and modifiers in (("wide", "u32"), ("wide", "s32")):
-                product = self._operation("mul", modifiers, sources[:2], "i64")
-                return self._added(product, self._word(sources[2]))
-        if base not in _PURE or "cc" in modifiers:
-            return None
-        target = self._storage(ins.operands[0])
-        return self._operation(base, modifiers, sources, "i64" if target == "ptr" else target)
-
-    def _operation(
-        self,
-        base: str,
-        modifiers: tuple[str, ...],
-        sources: tuple[ptx.Operand, ...],
-        target: str,
-    ) -> _LinearSum:
-        """Return the sum that an instruction computes; its operands may have other widths."""
-        inputs = tuple((self._of(one), self._is_wide(one) or self._storage(one)) for one in sources)
-        return self._number((base, modifiers, inputs, target))
-
-    def _word(self, operand: ptx.Operand) -> _LinearSum:
-        """Return the sum of a 64-bit operand; a narrower one changes when it is widened."""
-        if isinstance(operand, ptx.Register) and not self._is_wide(operand):
-            return self._number(("widened", self._of(operand)))
-        return self._of(operand)
-
-    @staticmethod
-    def _added(first: _LinearSum, second: _LinearSum) -> _LinearSum:
-        numbers = sorted((*first.numbers, *second.numbers))
-        return _LinearSum(tuple(numbers), (first.offset + second.offset) % (1 << 64))
-
-    def _loaded(self, ins: ptx.Instruction) -> int | None:
-        """Return the offset of the parameter that an instruction loads."""
-        modifiers = ins.opcode.modifiers
-        if ins.opcode.base != "ld" or state_space(ins.opcode) != "param":
-            return None
-        address = ins.operands[1]
-        if modifiers[-1] not in _64_BITS or not isinstance(address, ptx.Address):
-            return None
-        if not isinstance(address.base, ptx.Symbol) or len(modifiers) != 2:
-            return None
-        start = self.parameters.get(address.base.name)
-        return None if start is None else start + address.offset
-
-    def _copies(self, ins: ptx.Instruction) -> bool:
-        """Return whether ``ins`` copies a 64-bit register; global addresses equal generic ones."""
-        base, modifiers = ins.opcode.base, ins.opcode.modifiers
-        source = ins.operands[1] if len(ins.operands) == 2 else None
-        if not isinstance(source, ptx.Register) or not self._is_wide(source):
-            return False
-        if base == "cvta":
-            return "global" in modifiers and modifiers[-1] == "u64"
-        return base == "mov" and modifiers in (("u64",), ("s64",), ("b64",))
-
-    def _is_wide(self, operand: ptx.Operand) -> bool:
-        return self._storage(operand) in _WIDE
-
-    def _storage(self, operand: ptx.Operand) -> str:
-        return self.storage[operand.name] if isinstance(operand, ptx.Register) else ""
-
-
-# -- helpers -----------------------------------------------------------------------------------
-
-
-def _in_arena(operands: CheckOperands) -> bool:
-    """Return whether the arena is the likeliest range of the bounds check."""
-    if operands.space not in ("global", "generic"):
-        return False
-    return not operands.origins or operands.origins[0] == "arena"
 
 
 def _wrapped(number: int) -> int:
