@@ -1,4 +1,4 @@
-"""Refuses programs that define a name of gpud's, or use an instruction that is none of PTX.
+"""Refuses programs that define a name of gpud's, or use an instruction that PTX does not have.
 
 Source: `gpud.compiler.abi.reserved_names`, which says why.
 """

@@ -1,4 +1,4 @@
-"""The bounds checks' pass: keeps global and generic accesses in their session's arena.
+"""The bounds-checks pass: keeps global and generic accesses in their session's arena.
 
 Problem: kernels of different users run in one address space. A wrong index must fail only its own
 job, and the user needs to know which instruction it was.

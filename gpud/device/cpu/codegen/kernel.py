@@ -1,4 +1,4 @@
-"""Generate the LLVM IR of one kernel for one block shape.
+"""Generates the LLVM IR of one kernel for one block shape.
 
 The generated module exports the entry points that a resident block's header refers to:
 ``run_lockstep`` (run all threads in lockstep), ``run_region`` (run a range of threads from one

@@ -1,4 +1,4 @@
-"""Use the processor's flush-to-zero mode for kernels that are compiled with ``.ftz`` throughout.
+"""Uses the processor's flush-to-zero mode for kernels that are compiled with ``.ftz`` throughout.
 
 Problem: code compiled with ``--use_fast_math`` flushes the inputs and the result of every
 single-precision operation. Emulated, that is a dozen instructions around each.

@@ -52,7 +52,7 @@ _LIMITS = {"s32": (-(1 << 31), (1 << 31) - 1), "u32": (0, (1 << 32) - 1),
 
 @dataclass(frozen=True)
 class Interval:
-    """Integers; ``most`` bounds the magnitude of both ends; see above for the others."""
+    """An interval as the module describes it; ``most`` bounds the magnitude of both ends."""
 
     low: End
     high: End

@@ -1,4 +1,4 @@
-"""Insert bounds checks before accesses to shared, local, constant and parameter memory.
+"""Inserts bounds checks before accesses to shared, local, constant and parameter memory.
 
 Problem: an out-of-bounds address in one of these spaces would access other memory of this process.
 A GPU's hardware detects that; here the code generator must.

@@ -1,4 +1,4 @@
-"""Split induction variables that all threads advance alike into a start and a uniform offset.
+"""Splits induction variables that all threads advance alike into a start and a uniform offset.
 
 Problem: a compiler turns ``a[i]`` in a loop into a pointer that is advanced. Each thread has its
 own pointer, and nothing shows that they all advance by the same amount.

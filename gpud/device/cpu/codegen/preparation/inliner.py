@@ -1,4 +1,4 @@
-"""Inline calls of functions in which threads can wait.
+"""Inlines calls of functions in which threads can wait.
 
 Properties:
 * every copy has registers, labels and variables of its own; ``.shared`` variables stay shared;

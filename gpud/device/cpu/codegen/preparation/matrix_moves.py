@@ -1,4 +1,4 @@
-"""Expand warp-level moves of 8x8 matrices into shuffles and ordinary accesses.
+"""Expands warp-level moves of 8x8 matrices into shuffles and ordinary accesses.
 
 Problem: ``ldmatrix``, ``stmatrix`` and ``movmatrix`` belong to tensor cores, which the CPU device
 does not have. But compilers also use them to change data layouts in kernels without any matrix

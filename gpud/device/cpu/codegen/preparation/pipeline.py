@@ -1,4 +1,4 @@
-"""Prepare a flat PTX kernel for code generation: the order of the passes in this package.
+"""Prepares a flat PTX kernel for code generation: the order of the passes in this package.
 
 Problem: a thread that waits (at a barrier, a warp collective, in a loop that polls memory) must be
 suspended and resumed later. That is simple if the wait is in the kernel's own body, and needs a

@@ -1,4 +1,4 @@
-"""Infer which memory a bounds check's address points to, to choose the range of its quick test.
+"""Infers which memory a bounds check's address points to, to choose the range of its quick test.
 
 Problem: a legal address may lie in the arena, in the module's variables, in the program's heap, or,
 if it is generic, in the thread's local or the block's shared memory. The quick test of a bounds

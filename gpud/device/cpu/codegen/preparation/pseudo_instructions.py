@@ -1,4 +1,4 @@
-"""Fold checks, polls and terminators of rewritten programs into single pseudo-instructions.
+"""Folds checks, polls and terminators of rewritten programs into single pseudo-instructions.
 
 Problem: the compiler's passes insert sequences with branches into a program: a bounds check before
 each memory access, a poll of the kill flag in each loop, calls of functions that record a fault and

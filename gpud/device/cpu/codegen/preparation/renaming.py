@@ -1,4 +1,4 @@
-"""Rename registers, symbols and labels in statements, for inlining and splitting."""
+"""Renames registers, symbols and labels in statements, for inlining and splitting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split registers into webs: one register for each group of connected definitions and uses.
+"""Splits registers into webs: one register for each group of connected definitions and uses.
 
 Problem: the analyses here have one result per register. If a register holds a varying value in one
 place and a uniform one in another, it would count as varying everywhere.
