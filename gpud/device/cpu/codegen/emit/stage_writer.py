@@ -8,14 +8,12 @@ only memory that a stage is certain to write.
 
 Properties:
 * an instruction of the loop that precedes a uniform one reads the registers from before it
-  (`StageWriter.as_of`);
+  (`gpud.device.cpu.codegen.emit.earlier_values`);
 * recomputable registers are recomputed first in each iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpud.compiler.analysis.cfg import Block
@@ -24,6 +22,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.active_threads import active_range
 from gpud.device.cpu.codegen.analysis.regions import waits
 from gpud.device.cpu.codegen.analysis.stage_plan import Segment, Stage
+from gpud.device.cpu.codegen.emit.earlier_values import EarlierValues
 from gpud.device.cpu.codegen.emit.fault_reports import report
 from gpud.device.cpu.codegen.emit.stage_end import StageEnd, is_whole_warp_barrier, offers
 from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops
@@ -55,11 +54,11 @@ class StageWriter:
         self.code = writer.code
         self.stage = stage
         self.convergence = writer.plan.convergence
-        self._saved: dict[str, list[tuple[int, str]]] = {}
         self.recipe: list[ptx.Instruction] = []
         self.to_spill: list[str] = []
         self.ordinal: dict[int, int] = {}
         """Order of each instruction (by identity) in the stage."""
+        self.earlier = EarlierValues(self.code, self.ordinal)
         self.live_in: set[str] = set()
         """Varying registers that are spilled at the stage's start."""
         self._inline: set[int] = set()
@@ -109,7 +108,7 @@ class StageWriter:
             if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
                 self.kernel.collectives.resume(self.code, ins)
                 continue
-            self._save_old(ins, varying_readers)
+            self.earlier.save(ins, varying_readers)
             self.code.run(self._without_varying_claim(ins) if is_bounds_check(ins) else ins)
         votes = self.stage.last in self.convergence.voted
         loop = [i for i in everything if id(i) not in uniform and self.has_effect(i, last)]
@@ -193,19 +192,6 @@ class StageWriter:
                 return self.stage.segments[-1].join is not None
         return True
 
-    def _save_old(self, ins: ptx.Instruction, readers: dict[str, list[int]]) -> None:
-        """Save a uniform register's old value for earlier instructions that run in the loop."""
-        now = self.ordinal[id(ins)]
-        for register in written(ins):
-            name = register.name
-            done = self._saved.get(name, [(-2, "")])[-1][0]
-            if any(done < at < now for at in readers.get(name, ())):
-                type_ = self.kernel.storage[name]
-                slot = self.emitter.alloca(type_, "old")
-                value = self.emitter.value(f"load {type_}, ptr {self.code.slot(name)}")
-                self.emitter.do(f"store {type_} {value}, ptr {slot}")
-                self._saved.setdefault(name, []).append((now, slot))
-
     # -- the loop over threads
 
     def _loop(
@@ -248,7 +234,7 @@ class StageWriter:
                     )
                 emitter.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
             for ins in self.recipe:
-                with self.as_of(ins, -1):
+                with self.earlier.as_of(ins, -1):
                     self._emit_instruction(ins, self._affine_pointers.get((id(ins), True)))
             after = emitter.label("kept")
             for index, segment in enumerate(self.stage.segments):
@@ -316,7 +302,7 @@ class StageWriter:
     def _run(self, ins: ptx.Instruction) -> None:
         if is_check(ins) and id(ins) not in self._inline:
             return
-        with self.as_of(ins):
+        with self.earlier.as_of(ins):
             if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
                 self.kernel.collectives.resume(self.code, ins)
             elif not waits(ins):
@@ -329,26 +315,6 @@ class StageWriter:
         else:
             pointer = affine_pointer.of(self.emitter, self.code.places.tid)
             self.emitter.do(f"store ptr {pointer}, ptr {self.code.slot(written(ins)[0].name)}")
-
-    @contextmanager
-    def as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
-        """Make uniform registers read as before later instructions of the stage changed them.
-
-        ``now`` is -1 for instructions that run before the stage's own.
-        """
-        if now is None:
-            now = self.ordinal[id(ins)]
-        changed: dict[str, str] = {}
-        for register in read(ins):
-            for upto, slot in self._saved.get(register.name, ()):
-                if now < upto:
-                    if register.name not in changed:
-                        changed[register.name] = self.code.slot(register.name)
-                        self.code.redirect(register.name, slot)
-                    break
-        yield
-        for name, slot in changed.items():
-            self.code.redirect(name, slot)
 
     def _last_of_all(self, last: ptx.Instruction) -> None:
         base = last.opcode.base
@@ -373,11 +339,11 @@ class StageWriter:
         emitter = self.emitter
         base = "" if last is None else last.opcode.base
         if last is not None and base == "trap":
-            with self.as_of(last):
+            with self.earlier.as_of(last):
                 report(emitter, self.code, self.code.places.thread, last)
             emitter.jump(after)
         elif last is not None and base in ("bra", "ret", "exit") and last.guard is not None:
-            with self.as_of(last):
+            with self.earlier.as_of(last):
                 held = self.code.guard(last.guard)
             emitter.branch(held, targets[block.successors[0]], targets[block.successors[-1]])
         elif last is not None and base == "brx":
@@ -388,7 +354,7 @@ class StageWriter:
             emitter.jump(targets[block.successors[0]])
 
     def _indexed(self, last: ptx.Instruction, targets: dict[int, str]) -> None:
-        with self.as_of(last):
+        with self.earlier.as_of(last):
             index = self.code.read(last.operands[0], "u32")
         labels = [targets[number] for number in self.lockstep.flow.table(last)]
         cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))

@@ -124,7 +124,7 @@ class HoistedChecks(PathConditions):
             yield operands, address_of(self.code, operands)
             self.code.redirect(base.name, before)
         else:
-            with self.stage_writer.as_of(ins):
+            with self.stage_writer.earlier.as_of(ins):
                 yield operands, address_of(self.code, operands)
 
     # -- the test

@@ -113,7 +113,7 @@ class IntervalAnalysis(Remainders):
             before = block != here and self._flow.dominates(block, here)
             if before and isinstance(source, ptx.Immediate | ptx.Symbol):
                 return self._operand(source, f"u{bits}", place)
-        with self._stage_writer.as_of(place.reader, place.number):
+        with self._stage_writer.earlier.as_of(place.reader, place.number):
             value = self._code.read(ptx.Register(name), f"u{bits}")
         if bits == 32:
             return self.one(self.emitter.value(f"sext i32 {value} to i64"), 1 << 31)

@@ -62,7 +62,7 @@ class PathConditions(AffineSlices):
         box = Box(((0, x), (0, y), (0, z)))
         for condition in self._before(ins):
             if condition.predicate not in self.stage_writer.lockstep.varying:
-                with self.stage_writer.as_of(condition.reader, condition.number):
+                with self.stage_writer.earlier.as_of(condition.reader, condition.number):
                     value = self.code.read(ptx.Register(condition.predicate), "pred")
                 box = self._if(box, value, negated=condition.negated)
                 continue

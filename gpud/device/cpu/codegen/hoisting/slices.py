@@ -182,7 +182,7 @@ class Slices:
         """Give the operands of ``step`` the values that they have in the program."""
         names = {register.name for register in (*read(step.ins), *written(step.ins))}
         slots = {name: self.code.slot(name) for name in names}
-        with self.stage_writer.as_of(step.ins, step.now):
+        with self.stage_writer.earlier.as_of(step.ins, step.now):
             for name, source in step.sources.items():
                 if name in self.stage_writer.lockstep.varying:
                     self.code.redirect(name, self.slot(name, source, values))
