@@ -92,9 +92,9 @@ What the front and a device host say to each other, over a socket pair that only
 internal: both are gpud of one version, so there is no version to agree on, and names may change
 without notice.
 
-A command with a `ticket` is answered by exactly one `Replied` or `Refused` with it. `StartJob` is
-answered by exactly one `JobEnded`, after the job's last block has left; `ResizeJob` by at least one
-`BlocksLeft` of its epoch, unless `JobEnded` comes first.
+A command with a `ticket` is answered by exactly one `Replied` or `Refused` with it. `StartRun` is
+answered by exactly one `RunEnded`, after the job's last block has left; `ResizeJob` by at least one
+`SlicesHeld` of its epoch, unless `RunEnded` comes first.
 
 {framing}
 """

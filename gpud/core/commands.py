@@ -1,15 +1,17 @@
 """Commands: the outputs of `gpud.core.scheduler.Scheduler`.
 
 `gpud.server` executes commands in order. Each command to a device host is answered by exactly one
-kind of event, which its docstring names.
+kind of event, which its docstring names. `ResizeJob`, `EndJob` and `KillJob` are sent to the host
+as they are (`gpud.device.host.messages`), so their fields say what a message may hold.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from gpud.errors import GpudError
 from gpud.units import JobId, SessionId
+from gpud.wire.field_types import uint
 
 __all__ = [
     "CloseSession",
@@ -26,6 +28,10 @@ __all__ = [
     "SetTimer",
     "StartJob",
 ]
+
+
+_Job = Annotated[JobId, uint(64), "the job"]
+_Device = Annotated[int, uint(8), "index of the device; the host has no use for it"]
 
 
 class PrepareJob(NamedTuple):
@@ -66,17 +72,17 @@ class ResizeJob(NamedTuple):
     `gpud.core.events.BlocksLeft` with this epoch follows at least once, unless the job ends first.
     """
 
-    job: JobId
-    device: int
-    slices: int
-    epoch: int
+    job: _Job
+    device: _Device
+    slices: Annotated[int, uint(32), "its slices from now on; 0 stops it until the next resize"]
+    epoch: Annotated[int, uint(32), "one more each time"]
 
 
 class EndJob(NamedTuple):
     """Release all blocks of a started job; `gpud.core.events.JobEnded` follows."""
 
-    job: JobId
-    device: int
+    job: _Job
+    device: _Device
 
 
 class KillJob(NamedTuple):
@@ -86,8 +92,8 @@ class KillJob(NamedTuple):
     succeeds.
     """
 
-    job: JobId
-    device: int
+    job: _Job
+    device: _Device
 
 
 class FinishJob(NamedTuple):

@@ -14,8 +14,8 @@ Example, in an asyncio test::
     host = FakeHost(sms=4, kernels={"slow": Behaviour(block_ns=5_000_000, occupancy=2)})
     front = host.connect()            # the front's end of the socket pair, for the server
     ...                               # HostReady is sent; Load and Measure are answered at once
-    await until(lambda: host.jobs)    # the server has sent StartJob
-    host.advance(5_000_000)           # the first task blocks end; BlocksLeft, JobEnded are sent
+    await until(lambda: host.jobs)    # the server has sent StartRun
+    host.advance(5_000_000)           # the first task blocks end; SlicesHeld, RunEnded are sent
     host.run()                        # until nothing more can happen
     host.die()                        # as if it had crashed; `connect` starts it again, empty
     host.close()
@@ -183,7 +183,7 @@ class FakeHost(VirtualSMs):
 
     def on_left(self, job: FakeJob) -> None:
         """Report to the front what a job holds."""
-        self._send(m.BlocksLeft(job.number, job.epoch, job.held, job.exhausted))
+        self._send(m.SlicesHeld(job.number, job.epoch, job.held, job.exhausted))
 
     def on_ended(self, job: FakeJob) -> None:
         """Report to the front that a job has ended."""
@@ -191,7 +191,7 @@ class FakeHost(VirtualSMs):
         output = b"".join(launch.behaviour.output for launch in job.launches)
         done, first = job.done_before + job.done, job.first_block_ns or 0
         self._send(
-            m.JobEnded(
+            m.RunEnded(
                 job.number, error, job.complete, output, done, job.total, first, job.release_ns
             )
         )
@@ -243,13 +243,13 @@ class FakeHost(VirtualSMs):
         """The behaviour of a kernel, and of its variant with kill polls."""
         return self.kernels.get(entry.removesuffix(killable_variant("")), self.behaviour)
 
-    def _start_job(self, command: m.StartJob) -> None:
+    def _start_job(self, command: m.StartRun) -> None:
         assert command.job not in self.jobs, f"job {command.job} is there already"
-        rows = m.HOST_PROTOCOL.decode_records(m.Launch, command.launches, least=1)
+        rows = m.HOST_PROTOCOL.decode_records(m.HostLaunch, command.launches, least=1)
         launches = list(self._launches(rows))
         self.start(FakeJob(command, launches, self.now_ns))
 
-    def _launches(self, rows: Iterable[m.Launch]) -> Iterator[FakeLaunch]:
+    def _launches(self, rows: Iterable[m.HostLaunch]) -> Iterator[FakeLaunch]:
         for row in rows:
             assert row.module in self.modules, f"no module {row.module}"
             behaviour = self._behaviour(row.entry)
@@ -309,7 +309,7 @@ _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.Load: FakeHost._load,
     m.Unload: FakeHost._unload,
     m.Measure: FakeHost._measure,
-    m.StartJob: FakeHost._start_job,
+    m.StartRun: FakeHost._start_job,
     m.ResizeJob: FakeHost._resize_job,
     m.EndJob: FakeHost._end_job,
     m.KillJob: FakeHost._kill_job,

@@ -68,7 +68,7 @@ class FakeJob:
         running: running task blocks; ``releasing``: how many of their blocks leave afterwards.
     """
 
-    def __init__(self, start: m.StartJob, launches: list[FakeLaunch], now_ns: int) -> None:
+    def __init__(self, start: m.StartRun, launches: list[FakeLaunch], now_ns: int) -> None:
         self.number = start.job
         self.session = start.session
         self.launches = launches

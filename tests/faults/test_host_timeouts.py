@@ -251,7 +251,7 @@ async def test_a_host_that_says_what_cannot_be_is_replaced(
         nonlocal told
         measured = bool(host.commands) and isinstance(host.commands[-1], hm.Measure)
         lie: Any = None
-        if how == "end" and isinstance(event, hm.JobEnded):
+        if how == "end" and isinstance(event, hm.RunEnded):
             lie = event._replace(error={"code": 5})
         elif how != "end" and measured and isinstance(event, hm.Replied):
             lie = hm.Refused(event.ticket, {}) if how == "refusal" else event._replace(value=0)
@@ -285,8 +285,8 @@ async def test_a_host_says_nothing_of_jobs_that_are_not_its_own(world: World) ->
     client.submit(1, module, 100)
     await until(lambda: hosts[0].jobs)
     (number,) = hosts[0].jobs
-    hosts[1]._send(hm.BlocksLeft(number, 0, 0, exhausted=True))
-    hosts[1]._send(hm.JobEnded(number, None, True, b"not so", 100, 100, 0, 0))
+    hosts[1]._send(hm.SlicesHeld(number, 0, 0, exhausted=True))
+    hosts[1]._send(hm.RunEnded(number, None, True, b"not so", 100, 100, 0, 0))
     await client.query("status")
     hosts[0].run()
     finished = await client.finished(1)
@@ -433,8 +433,8 @@ async def test_what_could_not_be_sent_any_more_runs_on_the_next_host(
     client = await world.client()
     module = await client.kernel("k")
     device = world.daemon.devices[0]
-    assert device._host is not None
-    monkeypatch.setattr(type(device._host), "alive", property(lambda self: False))
+    assert device.process is not None
+    monkeypatch.setattr(device.process, "alive", False)
     client.submit(1, module, launches=[launch(module)] * 2)
     await until(lambda: device.jobs._unsent)
     monkeypatch.undo()
@@ -468,4 +468,4 @@ async def test_a_job_whose_host_ends_each_time_it_is_made_ready_is_given_up(
     assert finished.error["code"] == "device-lost"
     assert "lost 3 times while job" in finished.error["message"]
     assert received.count(hm.Load) == 3
-    assert hm.StartJob not in received
+    assert hm.StartRun not in received

@@ -60,8 +60,8 @@ def of(host: FakeHost, kind: type) -> list[Any]:
 
 def entries(host: FakeHost) -> list[str]:
     """The entries of the jobs that were started."""
-    rows = [hm.HOST_PROTOCOL.decode_records(hm.Launch, one.launches, least=1)
-            for one in of(host, hm.StartJob)]  # fmt: skip
+    rows = [hm.HOST_PROTOCOL.decode_records(hm.HostLaunch, one.launches, least=1)
+            for one in of(host, hm.StartRun)]  # fmt: skip
     return [row.entry for found in rows for row in found]
 
 
@@ -124,11 +124,11 @@ async def test_on_the_cpu_a_dead_clients_endless_kernel_costs_nobody_the_host(
     await world.start(FakeHost(kernels=behaviours), grace="0.5")
     client, neighbour = await world.client(), await world.client()
     client.submit(1, await compiled(client, LOOP.format(name="loops")), reservation=(1, 1))
-    await until(lambda: bool(of(world.host, hm.StartJob)))
+    await until(lambda: bool(of(world.host, hm.StartRun)))
     client.close()
     await until(lambda: bool(of(world.host, hm.KillJob)))
     neighbour.submit(1, await compiled(neighbour, PTX.format(name="k")))
-    await until(lambda: len(of(world.host, hm.StartJob)) == 2)
+    await until(lambda: len(of(world.host, hm.StartRun)) == 2)
     world.host.advance(10 * MS)
     assert (await neighbour.finished(1)).state == "done"
     assert entries(world.host)[0] == "loops__gpud_killable"
@@ -145,7 +145,7 @@ async def test_an_endless_job_that_polls_is_killed_and_the_host_stays(world: Wor
     error = from_wire(finished.error)
     assert isinstance(error, JobTimeout)
     assert [type(one) for one in world.host.commands if hasattr(one, "job")] == [
-        hm.StartJob, hm.EndJob, hm.KillJob,
+        hm.StartRun, hm.EndJob, hm.KillJob,
     ]  # fmt: skip
     assert world.daemon.devices[0].restarts == 0
 

@@ -137,7 +137,7 @@ async def test_a_job_starts_when_what_was_written_has_arrived(world: World) -> N
     await heard(client)
     other.submit(1, others, quota=(4, 1))
     assert (await other.finished(1)).state == "done"
-    assert [one.session for one in sent(world, m.StartJob)] == [other.session]
+    assert [one.session for one in sent(world, m.StartRun)] == [other.session]
     assert not sent(world, m.ResizeJob), "it takes nothing from anybody before it can run"
     rows = (await client.query("jobs"))["jobs"]
     assert [(one["state"], one["allocation"]) for one in rows] == [
@@ -148,7 +148,7 @@ async def test_a_job_starts_when_what_was_written_has_arrived(world: World) -> N
     assert (await client.finished(1)).state == "done"
     await until(lambda: len(sent(world, m.Upload)) == 2)
     await heard(client)
-    assert len(sent(world, m.StartJob)) == 2, "what comes later is for later jobs"
+    assert len(sent(world, m.StartRun)) == 2, "what comes later is for later jobs"
     world.host.answer()
     assert (await client.finished(2)).state == "done"
     assert [(one.offset, one.size) for one in sent(world, m.Upload)] == [(0, SIZE), (4, 8)]

@@ -37,7 +37,7 @@ class SlowHost(FakeHost):
             super().handle(command)
 
     def _send(self, event: Any) -> None:
-        if isinstance(event, hm.JobEnded) and event.error is not None:
+        if isinstance(event, hm.RunEnded) and event.error is not None:
             event = event._replace(error=KernelTrap("trap", kernel="k" * 4000).to_wire())
         super()._send(event)
 

@@ -21,6 +21,7 @@ from gpud.errors import (
     UnknownName,
     from_wire,
 )
+from gpud.units import JobId
 from tests.unit.host.front_peer import GATE, RUNS, Peer, Session, row
 
 TOTAL = 12  # task blocks of `Session.gated`
@@ -113,10 +114,10 @@ def test_shrinking_says_when_the_blocks_have_left(session: Session) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [session.gated()], slices=4)
     session.until_started(4)
-    peer.send(m.ResizeJob(job, 1, 1))
+    peer.send(m.ResizeJob(JobId(job), 0, 1, 1))
     # Nothing has left yet: the epoch is confirmed with what the job still holds.
-    first = peer.take(m.BlocksLeft)
-    assert first == m.BlocksLeft(job, 1, 4, exhausted=False)
+    first = peer.take(m.SlicesHeld)
+    assert first == m.SlicesHeld(job, 1, 4, exhausted=False)
     session.open(4)
     # The fourth to start is let go last; one block stays and is held up at the gate.
     assert peer.left(job, 1, 1).exhausted is False
@@ -132,7 +133,7 @@ def test_stopping_and_going_on(session: Session) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [session.gated()], slices=2)
     session.until_started(2)
-    peer.send(m.ResizeJob(job, 0, 1))
+    peer.send(m.ResizeJob(JobId(job), 0, 0, 1))
     peer.barrier()
     session.open(2)
     assert peer.left(job, 1, 0).exhausted is False
@@ -141,8 +142,8 @@ def test_stopping_and_going_on(session: Session) -> None:
     )
     assert (number, done, total) == (job, 2, TOTAL)
     assert min(first_ns, release_ns) > 0
-    peer.send(m.ResizeJob(job, 3, 2))
-    grown = peer.take(m.BlocksLeft, lambda event: event.epoch == 2)
+    peer.send(m.ResizeJob(JobId(job), 0, 3, 2))
+    grown = peer.take(m.SlicesHeld, lambda event: event.epoch == 2)
     assert (grown.held, grown.exhausted) == (3, False)
     session.open()
     assert peer.ended(job).complete
@@ -153,7 +154,7 @@ def test_a_job_that_starts_with_nothing_waits(session: Session) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [session.gated()], slices=0)
     session.open()
-    peer.send(m.ResizeJob(job, 2, 1))
+    peer.send(m.ResizeJob(JobId(job), 0, 2, 1))
     assert peer.ended(job).complete
 
 
@@ -161,11 +162,11 @@ def test_epochs_of_quick_resizes_are_all_confirmed_in_order(session: Session) ->
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [session.gated()], slices=4)
     for epoch in range(1, 20):
-        peer.send(m.ResizeJob(job, epoch % 5, epoch))
+        peer.send(m.ResizeJob(JobId(job), 0, epoch % 5, epoch))
     peer.barrier()
     session.open()
     peer.ended(job)
-    epochs = [e.epoch for e in peer.events if isinstance(e, m.BlocksLeft) and e.job == job]
+    epochs = [e.epoch for e in peer.events if isinstance(e, m.SlicesHeld) and e.job == job]
     assert epochs == sorted(epochs)
     assert set(epochs) == set(range(1, 20))
 
@@ -190,15 +191,17 @@ def test_jobs_that_are_resized_at_random_run_every_task_block_once(session: Sess
         rows = [row(session.module, "gated", total, 32, parameters)] * launches
         peer.start(job, session.number, rows, slices=index, online=index == 3)
     for epoch in range(1, 200):
-        peer.send(*(m.ResizeJob(job, chance.choice((0, 1, 5, 16)), epoch) for job in jobs))
-    peer.send(*(m.ResizeJob(job, 16, 200) for job in jobs))
+        peer.send(
+            *(m.ResizeJob(JobId(job), 0, chance.choice((0, 1, 5, 16)), epoch) for job in jobs)
+        )
+    peer.send(*(m.ResizeJob(JobId(job), 0, 16, 200) for job in jobs))
     ended = [peer.ended(job) for job in jobs]
     assert [(one.error, one.complete, one.done) for one in ended] == [
         (None, True, launches * total)
     ] * len(jobs)
     assert set(session.words[2 : 2 + len(jobs) * total]) == {launches}
     for job in jobs:
-        epochs = [e.epoch for e in peer.events if isinstance(e, m.BlocksLeft) and e.job == job]
+        epochs = [e.epoch for e in peer.events if isinstance(e, m.SlicesHeld) and e.job == job]
         assert epochs == sorted(epochs)
 
 
@@ -210,8 +213,8 @@ def test_a_job_that_is_ended(session: Session, slices: int) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [session.gated()], slices=slices)
     session.until_started(slices)
-    peer.send(m.EndJob(job))
-    peer.send(m.EndJob(job))
+    peer.send(m.EndJob(JobId(job), 0))
+    peer.send(m.EndJob(JobId(job), 0))
     peer.barrier()
     session.open()
     ended = peer.ended(job)
@@ -222,7 +225,9 @@ def test_a_job_that_is_ended_while_it_shrinks(session: Session) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [session.gated()], slices=3)
     session.until_started(3)
-    peer.send(m.ResizeJob(job, 1, 1), m.EndJob(job), m.ResizeJob(job, 2, 2))
+    peer.send(
+        m.ResizeJob(JobId(job), 0, 1, 1), m.EndJob(JobId(job), 0), m.ResizeJob(JobId(job), 0, 2, 2)
+    )
     peer.barrier()
     session.open()
     ended = peer.ended(job)
@@ -233,7 +238,7 @@ def test_commands_for_a_job_that_has_ended_are_ignored(session: Session) -> None
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [row(session.module, "empty")])
     peer.ended(job)
-    peer.send(m.ResizeJob(job, 1, 1), m.EndJob(job))
+    peer.send(m.ResizeJob(JobId(job), 0, 1, 1), m.EndJob(JobId(job), 0))
     assert peer.ask(lambda t: m.ReadProgress(t, (job,))) == []
     assert not [e for e in peer.events if not isinstance(e, m.Log)]
 
@@ -339,7 +344,7 @@ def test_modules_that_are_not_there(session: Session) -> None:
 @pytest.mark.parametrize("packed", [b"", b"\x90", b"\x91\x92\x01\x02", b"\xc1", b"\x05"])
 def test_launches_that_are_none(session: Session, packed: bytes) -> None:
     job = session.new_job()
-    session.peer.send(m.StartJob(job, session.number, packed, 32, 1, 0, online=False))
+    session.peer.send(m.StartRun(job, session.number, packed, 32, 1, 0, online=False))
     error = session.peer.ended(job).error
     assert error is not None
     assert isinstance(from_wire(error), ProtocolError)

@@ -13,6 +13,7 @@ import pytest
 from gpud.compiler.pipeline import compile_program
 from gpud.device.host import messages as m
 from gpud.errors import IllegalAddress, from_wire
+from gpud.units import JobId
 from gpud.wire.framing import frame
 from tests.unit.cpu.device_helpers import rewritten
 from tests.unit.host.front_peer import SOURCE, TIMEOUT_S, Peer, Session, row
@@ -20,11 +21,11 @@ from tests.unit.host.front_peer import SOURCE, TIMEOUT_S, Peer, Session, row
 
 def test_a_message_that_is_none_is_answered_and_the_host_goes_on() -> None:
     peer = Peer("cpu:1")
-    # ReadProgress with ticket 7, StartJob of job 5, ResizeJob of one that is not there.
+    # ReadProgress with ticket 7, StartRun of job 5, ResizeJob of one that is not there.
     for body in (b"\x92\x09\x07", b"\x92\x06\x05", b"\x92\x07\x01"):
         peer.socket.sendall(frame(body))
     assert peer.take(m.Refused).ticket == 7
-    assert peer.take(m.JobEnded).job == 5
+    assert peer.take(m.RunEnded).job == 5
     peer.barrier()
     assert peer.close() == 0
 
@@ -89,10 +90,10 @@ def test_an_endless_kernel_is_killed_alone() -> None:
     peer.start(2, 2, [two.gated()])
     one.until_started(1)
     two.until_started(1)
-    peer.send(m.KillJob(1))
+    peer.send(m.KillJob(JobId(1), 0))
     ended = peer.ended(1)
     assert (ended.error, ended.complete, ended.done) == (None, False, 0)
-    peer.send(m.KillJob(1))  # it has ended: ignored
+    peer.send(m.KillJob(JobId(1), 0))  # it has ended: ignored
     two.open()
     assert peer.ended(2).complete
     assert peer.close() == 0

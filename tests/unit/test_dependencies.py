@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
     "gpud.errors": ("gpud.units",),
     "gpud.wire": ("gpud.units", "gpud.errors", "msgpack"),
-    "gpud.core": ("gpud.units", "gpud.errors"),
+    "gpud.core": ("gpud.units", "gpud.errors", "gpud.wire.field_types"),
     "gpud.compiler": ("gpud.units", "gpud.errors"),
     "gpud.compiler.toolchain.nvrtc": ("gpud.compiler", "gpud.errors", "cuda"),
     "gpud.compiler.toolchain.cuda_headers": ("cuda",),
@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
-    "gpud.device.host": (*BELOW_DEVICES, "gpud.device", "gpud.wire", "numpy"),
+    "gpud.device.host": (*BELOW_DEVICES, "gpud.device", "gpud.wire", "gpud.core.commands", "numpy"),
     "gpud.device.cpu": (*BELOW_DEVICES, *SAME, "llvmlite", "numpy"),
     "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),

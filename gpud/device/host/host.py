@@ -14,7 +14,7 @@ Properties:
 * a device that raises `gpud.errors.DeviceLost`, from any call, ends the host: its state is unknown
   from then on. So does a failure that no answer or event can report;
 * commands on modules are executed in the order in which they came;
-* a command on a job that has ended meanwhile is ignored: `JobEnded` is its answer.
+* a command on a job that has ended meanwhile is ignored: `RunEnded` is its answer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Host:
         compiling = _CommandThread("compile", self._guarded).put
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
-            m.StartJob: self._start_job,
+            m.StartRun: self._start_job,
             m.ResizeJob: self._resize_job,
             m.EndJob: self._end_job,
             m.KillJob: self._kill_job,
@@ -167,7 +167,7 @@ class Host:
         ticket = getattr(command, "ticket", None)
         if ticket is not None:
             self._send(m.Refused(ticket, encoded))
-        elif isinstance(command, m.StartJob):
+        elif isinstance(command, m.StartRun):
             self._jobs.pop(command.job, None)
             self._send(ended_at_once(command.job, encoded))
         elif isinstance(command, m.ResizeJob) and command.job in self._jobs:
@@ -193,7 +193,7 @@ class Host:
             self._send(m.Refused(problem.request, error.to_wire()))
         elif problem.job in self._jobs:
             self._jobs[problem.job].end(error)
-        elif kind is m.StartJob:
+        elif kind is m.StartRun:
             self._send(ended_at_once(problem.job, error.to_wire()))
 
     def _log(self, level: int, text: str) -> None:
@@ -201,9 +201,9 @@ class Host:
 
     # -- jobs: on the receiving thread
 
-    def _start_job(self, command: m.StartJob) -> None:
+    def _start_job(self, command: m.StartRun) -> None:
         if command.job in self._jobs:
-            self._log(logging.ERROR, f"job {command.job} is there already: StartJob is ignored")
+            self._log(logging.ERROR, f"job {command.job} is there already: StartRun is ignored")
             return
         sequence = self._sequences.prepared(command.launches, command.occupancy)
         running = RunningJob(command, self._send, self._forget, self._lost)

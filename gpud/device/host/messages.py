@@ -3,29 +3,29 @@
 They use the codec of the client protocol (`gpud.wire`), over a socket pair between the two
 processes. Both run the same version of gpud, so none is negotiated.
 
-A command with a ``ticket`` is answered by exactly one `Replied` or `Refused` with it. `StartJob`
-is answered by exactly one `JobEnded`, after the job's last block has left; `ResizeJob` by at least
-one `BlocksLeft` of its epoch, unless `JobEnded` comes first.
+A command with a ``ticket`` is answered by exactly one `Replied` or `Refused` with it. `StartRun`
+is answered by exactly one `RunEnded`, after the run's last block has left; `ResizeJob` by at least
+one `SlicesHeld` of its epoch, unless `RunEnded` comes first. `ResizeJob`, `EndJob` and `KillJob`
+are the scheduler's own commands (`gpud.core.commands`).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
+from gpud.core.commands import EndJob, KillJob, ResizeJob
 from gpud.wire.field_types import blob, choice, flag, listed, plain, text, uint
 from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "HOST_PROTOCOL",
-    "BlocksLeft",
     "CloseArena",
     "Commit",
     "Download",
     "EndJob",
+    "HostLaunch",
     "HostReady",
-    "JobEnded",
     "KillJob",
-    "Launch",
     "Load",
     "Log",
     "Measure",
@@ -37,7 +37,9 @@ __all__ = [
     "Release",
     "Replied",
     "ResizeJob",
-    "StartJob",
+    "RunEnded",
+    "SlicesHeld",
+    "StartRun",
     "Unload",
     "Upload",
     "WriteSymbol",
@@ -55,7 +57,7 @@ Dim3 = Annotated[tuple[int, int, int], listed(uint(32), 3, 3), "x, y, z"]
 
 
 @HOST_PROTOCOL.record()
-class Launch(NamedTuple):
+class HostLaunch(NamedTuple):
     """One launch of a job; `Measure` was sent before for its kernel and block shape."""
 
     module: Module
@@ -120,10 +122,10 @@ class Measure(NamedTuple):
 
 
 @_front(6)
-class StartJob(NamedTuple):
-    """Start a job with ``slices`` slices of 1/``occupancy`` CapSM.
+class StartRun(NamedTuple):
+    """Start to run a job's sequence, with ``slices`` slices of 1/``occupancy`` CapSM.
 
-    Launch k of the chain has ``slices * occupancy_k // occupancy`` persistent blocks, where
+    Launch k of the sequence has ``slices * occupancy_k // occupancy`` persistent blocks, where
     occupancy_k is the M of launch k; the job's ``occupancy`` is the least of these.
     """
 
@@ -132,8 +134,8 @@ class StartJob(NamedTuple):
     launches: Annotated[
         bytes,
         blob(1 << 25),
-        "one or more `Launch`, as `MessageTable.encode_records` encodes them; the host caches the "
-        "prepared chain by these bytes",
+        "one or more `HostLaunch`, as `MessageTable.encode_records` encodes them; the host keeps "
+        "the prepared sequence by these bytes",
     ]
     occupancy: Annotated[int, uint(16), "M of the job"]
     slices: Annotated[int, uint(32), "its slices at the start"]
@@ -142,27 +144,16 @@ class StartJob(NamedTuple):
     exclusive: Annotated[int, uint(16), "whole SMs reserved for it alone; 0: none"] = 0
 
 
-@_front(7)
-class ResizeJob(NamedTuple):
-    """Set a running job's number of slices; 0 stops it until the next `ResizeJob`."""
-
-    job: Job
-    slices: Annotated[int, uint(32), "its slices from now on"]
-    epoch: Annotated[int, uint(32), "see `StartJob`"]
-
-
-@_front(8)
-class EndJob(NamedTuple):
-    """Release all blocks of a job and start no more; `JobEnded` follows when they have left."""
-
-    job: Job
+_front(7)(ResizeJob)
+_front(8)(EndJob)
+_front(12)(KillJob)
 
 
 @_front(9)
 class ReadProgress(NamedTuple):
     """Replies [job, done, total, first_block_ns, release_ns] for each job that has not ended.
 
-    The fields are those of `JobEnded`.
+    The fields are those of `RunEnded`.
     """
 
     ticket: Ticket
@@ -189,16 +180,6 @@ class WriteSymbol(NamedTuple):
     name: Annotated[str, text(4096), "the variable"]
     offset: Annotated[int, uint(63), "in bytes"]
     data: Annotated[bytes, blob(1 << 24), "the bytes to write"]
-
-
-@_front(12)
-class KillJob(NamedTuple):
-    """End a job's blocks at their next kill poll, within a task block; `JobEnded` follows.
-
-    Only the loops of entries that were compiled with kill polls have these: other blocks go on.
-    """
-
-    job: Job
 
 
 @_front(17)
@@ -298,7 +279,7 @@ class Refused(NamedTuple):
 
 
 @_host(67)
-class BlocksLeft(NamedTuple):
+class SlicesHeld(NamedTuple):
     """What a job occupies. Sent after each `ResizeJob`, and when persistent blocks have left."""
 
     job: Job
@@ -315,7 +296,7 @@ class BlocksLeft(NamedTuple):
 
 
 @_host(68)
-class JobEnded(NamedTuple):
+class RunEnded(NamedTuple):
     """A job's last block has left and nothing more of it will run."""
 
     job: Job
@@ -325,7 +306,7 @@ class JobEnded(NamedTuple):
     done: Annotated[int, uint(63), "task blocks done"]
     total: Annotated[int, uint(63), "task blocks in all"]
     first_block_ns: Annotated[
-        int, uint(63), "time from `StartJob` to its first task block, 0 if unknown"
+        int, uint(63), "time from `StartRun` to its first task block, 0 if unknown"
     ]
     release_ns: Annotated[
         int, uint(63), "its longest release, until the last block had left; 0 without releases"

@@ -2,16 +2,16 @@
 
 Problem: blocks leave on several SM threads at once while the front's commands resize the job; the
 front needs the newest state, in order, with as few messages as possible and nothing after
-`JobEnded`.
+`RunEnded`.
 
 Approach: every change of the job's state is followed by a call of `RunningJob.report`. One thread
 at a time reads the state and sends it; a call made meanwhile sets a flag, and the sending thread
 reads the state again. So at most one report is pending, and it always holds the current state.
 
 Properties:
-* each resize has a `BlocksLeft` with its epoch, which says what the job holds then or later, unless
+* each resize has a `SlicesHeld` with its epoch, which says what the job holds then or later, unless
   the job has ended;
-* epochs never decrease; `JobEnded` is sent once, and nothing about the job after it.
+* epochs never decrease; `RunEnded` is sent once, and nothing about the job after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gpud.device.host.messages import BlocksLeft, JobEnded, StartJob
+from gpud.device.host.messages import RunEnded, SlicesHeld, StartRun
 from gpud.device.interface import OUTPUT_LIMIT_BYTES
 from gpud.errors import DeviceLost, GpudError, InternalError
 
@@ -33,13 +33,13 @@ class RunningJob:
     Args:
         command: the command that started it.
         send: sends an event to the front; called from any thread.
-        forget: called with this object just before `JobEnded` is sent.
+        forget: called with this object just before `RunEnded` is sent.
         lost: called when the device is found to be lost, or the job's state cannot be read.
     """
 
     def __init__(
         self,
-        command: StartJob,
+        command: StartRun,
         send: Callable[[Any], None],
         forget: Callable[[RunningJob], None],
         lost: Callable[[BaseException], None] | None = None,
@@ -143,7 +143,7 @@ class RunningJob:
                 self._send(self._ended())
             except DeviceLost:
                 raise
-            except Exception as error:  # noqa: BLE001 - the front needs a JobEnded in any case
+            except Exception as error:  # noqa: BLE001 - the front needs a RunEnded in any case
                 what = InternalError(f"the job's end cannot be sent: {error}", stage="device host")
                 self._send(ended_at_once(self.number, what.to_wire()))
             return
@@ -153,16 +153,16 @@ class RunningJob:
             return  # the values may be from before and after it; the resizing thread reports
         if epoch != self._sent_epoch or held or not exhausted:
             self._sent_epoch = epoch
-            self._send(BlocksLeft(self.number, epoch, held, exhausted))
-        # Else its last blocks have left, and JobEnded follows.
+            self._send(SlicesHeld(self.number, epoch, held, exhausted))
+        # Else its last blocks have left, and RunEnded follows.
 
-    def _ended(self) -> JobEnded:
+    def _ended(self) -> RunEnded:
         run = self.run
         error: GpudError | None = run.error or self._error
         if isinstance(error, DeviceLost):
             raise error  # it concerns the whole device
         _, done, total = run.progress
-        return JobEnded(
+        return RunEnded(
             self.number,
             None if error is None else error.to_wire(),
             done == total,
@@ -174,6 +174,6 @@ class RunningJob:
         )
 
 
-def ended_at_once(number: int, error: dict[str, Any]) -> JobEnded:
-    """Return the `JobEnded` of a job that did not start; ``error`` is from `GpudError.to_wire`."""
-    return JobEnded(number, error, False, b"", 0, 0, 0, 0)
+def ended_at_once(number: int, error: dict[str, Any]) -> RunEnded:
+    """Return the `RunEnded` of a job that did not start; ``error`` is from `GpudError.to_wire`."""
+    return RunEnded(number, error, False, b"", 0, 0, 0, 0)

@@ -1,6 +1,6 @@
-"""Caches prepared sequences by the bytes of `StartJob` that describe them.
+"""Caches prepared sequences by the bytes of `StartRun` that describe them.
 
-A service submits the same sequence again and again. Its `StartJob` then holds the same bytes, so
+A service submits the same sequence again and again. Its `StartRun` then holds the same bytes, so
 they serve as the key: decoding, resolving the kernels and preparing the sequence is done once.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gpud.device.host.messages import HOST_PROTOCOL, Launch
+from gpud.device.host.messages import HOST_PROTOCOL, HostLaunch
 from gpud.device.interface import Device, LaunchSpec
 from gpud.errors import GpudError, InvalidArgument
 
@@ -17,7 +17,7 @@ __all__ = ["SequenceCache"]
 
 _MOST_LAUNCHES = 1 << 20
 _LIMIT_BYTES = 32 << 20
-"""Limit of the keys, the bytes of `StartJob`; prepared sequences take several times that."""
+"""Limit of the keys, the bytes of `StartRun`; prepared sequences take several times that."""
 
 
 class _Kept(NamedTuple):
@@ -48,7 +48,7 @@ class SequenceCache:
         self._bytes = 0
 
     def prepared(self, packed: bytes, occupancy: int) -> Any:
-        """Return the sequence that ``packed`` describes, see `gpud.device.host.messages.StartJob`.
+        """Return the sequence that ``packed`` describes, see `gpud.device.host.messages.StartRun`.
 
         Args:
             packed: its launches.
@@ -74,7 +74,7 @@ class SequenceCache:
             self._drop(key)
 
     def _made(self, packed: bytes, occupancy: int) -> _Kept:
-        rows = HOST_PROTOCOL.decode_records(Launch, packed, least=1, most=_MOST_LAUNCHES)
+        rows = HOST_PROTOCOL.decode_records(HostLaunch, packed, least=1, most=_MOST_LAUNCHES)
         try:
             sequence = self._device.prepare([self._resolved(row) for row in rows], occupancy)
         except GpudError:
@@ -83,7 +83,7 @@ class SequenceCache:
             raise InvalidArgument(str(error)) from error
         return _Kept(frozenset(row.module for row in rows), sequence)
 
-    def _resolved(self, row: Launch) -> LaunchSpec:
+    def _resolved(self, row: HostLaunch) -> LaunchSpec:
         kernel = self._kernel(row.module, row.entry)
         form: Any = row.form
         return LaunchSpec(

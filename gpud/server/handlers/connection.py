@@ -78,6 +78,7 @@ class Connection:
             sock,
             outbox,
             Limits(message=most_bytes),
+            encode=wm.CLIENT_PROTOCOL.encode,
             on_body=self._on_body,
             on_end=self._on_end,
             on_broken=self._on_broken,
@@ -90,7 +91,7 @@ class Connection:
 
     def goodbye(self, error: GpudError) -> None:
         """Send the client ``error`` as the reason, and close the connection."""
-        self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Goodbye(error.to_wire())))
+        self._stream.send(wm.Goodbye(error.to_wire()))
         self._stream.finish()
 
     def abort(self) -> None:
@@ -130,7 +131,7 @@ class Connection:
             self._failed(_request(message), internal_error(error))
 
     def _failed(self, request: int, error: GpudError) -> None:
-        self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))
+        self._stream.send(wm.Failed(request, error.to_wire()))
 
     def _hello(self, message: object) -> None:
         if not isinstance(message, wm.Hello):

@@ -65,7 +65,9 @@ class DeviceRows:
             load = loads[job.device]
             load.jobs += 1
             load.online += job.online
-            if job.capsm:  # few jobs have an allocation, however many wait
+            if (
+                job.record is not None and job.record.alloc
+            ):  # few jobs have an allocation, however many wait
                 load.allocated += job.allocation
         return states, loads
 

@@ -11,7 +11,7 @@ from gpud.server.hosts.compile_process import Source
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.fair_queue import FairQueue
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.modules import CompiledProgram, Module, Modules, always_polls
+from gpud.server.state.modules import CompiledProgram, Module, Modules
 from gpud.server.state.session import Session
 from gpud.server.state.symbolizer import symbolized_rejection
 from gpud.wire import messages as wm
@@ -134,7 +134,7 @@ class ProgramRequests:
         module = session.module(message.module)
         kernel = session.kernel(module, message.kernel)
         kernel.info.check_block(message.block)
-        killable = message.killable or always_polls(self._devices[module.device].info)
+        killable = message.killable or self._devices[module.device].always_polls
         shape = (message.kernel, message.block, message.shared, killable and kernel.info.killable)
 
         def on_reply(value: Any, error: GpudError | None) -> None:

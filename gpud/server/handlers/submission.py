@@ -18,7 +18,7 @@ from gpud.errors import GpudError, InvalidArgument, LaunchConfigError, UnknownNa
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.state.job_tables import ActiveJobs
-from gpud.server.state.modules import Kernel, Module, Shape, always_polls
+from gpud.server.state.modules import Kernel, Module, Shape
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
@@ -29,7 +29,7 @@ __all__ = ["Submission", "refuse"]
 
 _MOST_TASK_BLOCKS = 2**31 - 1
 _MOST_LAUNCHES = 4096
-_MOST_SEQUENCE_BYTES = 1 << 25  # the most that a device host reads, see `StartJob`
+_MOST_SEQUENCE_BYTES = 1 << 25  # the most that a device host reads, see `StartRun`
 
 
 class Submission:
@@ -65,8 +65,8 @@ class Submission:
     def _submit(self, session: Session, message: Submit) -> None:
         device = self._devices.usable(message.device)
         # An online job keeps its share whatever it does, so it is spared the cost of kill polls.
-        timed = message.timeout_ns is not None and message.reservation is None
-        killable = timed or always_polls(device.info)
+        online = message.reservation is not None
+        killable = device.always_polls or (message.timeout_ns is not None and not online)
         sequence = session.sequences.get((message.device, message.launches, killable))
         if sequence is None:
             sequence = self._validated(session, message.device, message.launches, killable=killable)
@@ -75,12 +75,13 @@ class Submission:
         number = message.number
         job_number = job_id(session.number, number)
         job = SubmittedJob(job_number, number, session, device.index, sequence, now_ns)
-        job.online = message.reservation is not None
+        job.online = online
         job.follows = len(after)
         session.add_job(job)
+        self._jobs[job_number] = job
         deadline_ns = message.deadline_ns
-        self._runner.submit(
-            job,
+        # The job's owner is notified of its end, maybe before this returns.
+        self._runner.feed(
             JobSubmitted(
                 now_ns,
                 job_number,
@@ -96,8 +97,8 @@ class Submission:
                 message.weight,
                 killable,
                 message.exclusive,
-                device.jobs.is_prepared(job_number, sequence),
-            ),
+                device.jobs.is_prepared(sequence, session.number, number),
+            )
         )
 
     def _after(self, session: Session, message: Submit) -> tuple[JobId, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpud.compiler.process.messages import (
     COMPILE_PROTOCOL,
@@ -79,7 +79,11 @@ class CompileProcess:
             "compile process",
             COMPILE_PROTOCOL,
             outbox,
-            on_message=self._on_message,
+            handlers={
+                CompileReady: self._became_ready,
+                CompileDone: self._answered,
+                CompileFailed: self._answered,
+            },
             on_end=self._on_end,
         )
 
@@ -148,19 +152,20 @@ class CompileProcess:
             self._timer.cancel()
             self._timer = None
 
-    def _on_message(self, message: Any) -> None:
+    def _became_ready(self, message: CompileReady) -> None:
         self._stop_timer()
-        if isinstance(message, CompileReady):
-            self.starting = False
-            if not message.confined:
-                _LOG.info(
-                    "the kernel has no Landlock: sources are kept from other users' files by "
-                    "looking at their text alone"
-                )
-            self._on_ready()
-            return
+        self.starting = False
+        if not message.confined:
+            _LOG.info(
+                "the kernel has no Landlock: sources are kept from other users' files by looking "
+                "at their text alone"
+            )
+        self._on_ready()
+
+    def _answered(self, message: CompileDone | CompileFailed) -> None:
+        self._stop_timer()
         source, self.source = self.source, None
-        if source is not None and isinstance(message, CompileDone | CompileFailed):
+        if source is not None:
             self._on_answer(source, message)
 
     def _on_end(self, reason: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpud.errors import DeviceLost
 from gpud.server.hosts.resources import ResourceRegistry
+from gpud.server.ipc.child_process import ChildProcess
 
 __all__ = ["CurrentHost"]
 
@@ -19,9 +20,11 @@ class CurrentHost(Protocol):
     Attributes:
         state: see `gpud.server.state.device_status.DeviceStatus`.
         registry: see `gpud.server.hosts.device.Device`.
+        process: the host process; None if there is none.
     """
 
     state: str
+    process: ChildProcess | None
     registry: ResourceRegistry
 
     @property
@@ -31,9 +34,6 @@ class CurrentHost(Protocol):
     @property
     def last_failure(self) -> str:
         """How the last host ended."""
-
-    def send(self, message: Any) -> None:
-        """Send a command that has no reply; it is dropped if there is no host."""
 
     def lost_error(self, reason: str) -> DeviceLost:
         """The error for a request that this device cannot serve now."""

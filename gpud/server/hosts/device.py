@@ -62,6 +62,7 @@ class Device(DeviceStatus):
 
     Attributes:
         memory: its arrays, if the device has memory of its own; None: they are in the files.
+        process: the host process; None if there is none.
         registry: the resources that the current host holds.
         jobs: sends jobs to the host.
         requests: sends other requests to the host.
@@ -85,7 +86,7 @@ class Device(DeviceStatus):
         self._connect = connect
         self._command = [*command, "--device", spec]
         self._limits = limits
-        self._host: ChildProcess | None = None
+        self.process: ChildProcess | None = None
         self._watchdog: Watchdog | None = None
         self._replacing = False
         self._quarantine = Quarantine(
@@ -94,8 +95,10 @@ class Device(DeviceStatus):
             None if connect is not None else lambda child: child.start(self._command),
             limits.compile,
         )
-        self._loader = Loader(self._request, lambda: self._host, self._quarantine, self.lost_error)
-        self.jobs = JobDispatcher(self, observer, self._loader.ran)
+        self._loader = Loader(
+            self._request, lambda: self.process, self._quarantine, self.lost_error
+        )
+        self.jobs = JobDispatcher(self, observer, self._loader.ran, self._is_error)
         self.requests = HostRequests(self, self._loader)
         self._starting: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -104,8 +107,8 @@ class Device(DeviceStatus):
         self._settled = asyncio.Event()
         self.registry = self._new_registry()
         self._handlers: dict[type, Callable[[Any], None]] = {
-            hm.BlocksLeft: self.jobs.blocks_left,
-            hm.JobEnded: self._on_job_ended,
+            hm.SlicesHeld: self.jobs.blocks_left,
+            hm.RunEnded: self.jobs.ended,
             hm.Replied: self._on_replied,
             hm.Refused: self._on_refused,
             hm.HostReady: self._on_ready,
@@ -117,12 +120,12 @@ class Device(DeviceStatus):
     @property
     def pid(self) -> int | None:
         """The process id of the host."""
-        return None if self._host is None else self._host.pid
+        return None if self.process is None else self.process.pid
 
     @property
     def alive(self) -> bool:
         """Whether there is a host that can receive messages."""
-        return self._host is not None and self._host.alive
+        return self.process is not None and self.process.alive
 
     @property
     def last_failure(self) -> str:
@@ -139,16 +142,16 @@ class Device(DeviceStatus):
 
     def replace(self, reason: str) -> None:
         """Kill the host and start another."""
-        if self._host is not None:
+        if self.process is not None:
             self._replacing = True
-            self._host.kill(reason)
+            self.process.kill(reason)
 
     def kill(self) -> None:
         """Kill the host and start no other."""
         self.state = "stopped"
         self._quarantine.kill()
-        if self._host is not None:
-            self._host.kill(ENDED)
+        if self.process is not None:
+            self.process.kill(ENDED)
         self.requests.refuse_waiting(ENDED)
 
     async def close(self) -> None:
@@ -157,8 +160,8 @@ class Device(DeviceStatus):
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        if self._host is not None:
-            await self._host.close(_END_S)
+        if self.process is not None:
+            await self.process.close(_END_S)
         await self._quarantine.close()
         if self._closing:
             await asyncio.wait(self._closing)
@@ -174,10 +177,10 @@ class Device(DeviceStatus):
             f"device host {self.index} ({self.spec})",
             hm.HOST_PROTOCOL,
             self._outbox,
-            on_message=lambda message: self._on_message(host, message),
+            handlers=self._handlers,
             on_end=lambda reason: self._on_end(host, reason),
         )
-        self._host = host
+        self.process = host
         self.registry = self._new_registry()
         self._watchdog = Watchdog(
             self._outbox.loop,
@@ -198,6 +201,7 @@ class Device(DeviceStatus):
 
     def _on_ready(self, info: hm.HostReady) -> None:
         self.info = info
+        self.always_polls = info.kind == "cpu"
         if self.memory is None and info.arrays == "copied":
             self.memory = DeviceArrays(self, self.requests)
         self.state = "ready"
@@ -210,9 +214,9 @@ class Device(DeviceStatus):
         self.requests.ready()
 
     def _on_end(self, host: ChildProcess, reason: str) -> None:
-        if host is not self._host:
+        if host is not self.process:
             return
-        self._host = None
+        self.process = None
         task = asyncio.ensure_future(host.closed())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -280,14 +284,14 @@ class Device(DeviceStatus):
 
     def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
         """Send the host a heartbeat; while it starts, one is answered here."""
-        if self.state == "ready" and self._host is not None:
-            self._host.request(make, on_reply)
+        if self.state == "ready" and self.process is not None:
+            self.process.request(make, on_reply)
         else:
             on_reply(None, None)
 
     def _kill(self, reason: str) -> None:
-        if self._host is not None:
-            self._host.kill(reason)
+        if self.process is not None:
+            self.process.kill(reason)
 
     # -- sessions and modules
 
@@ -320,20 +324,19 @@ class Device(DeviceStatus):
     def _new_registry(self) -> ResourceRegistry:
         return ResourceRegistry(
             self._loader.request,
-            self.send,
+            self._send,
             lambda session: self._observer.arena_of(session, self.index),
             lambda session: () if self.memory is None else self.memory.arrays_of(session),
         )
 
-    def send(self, message: Any) -> None:
-        """Send the host a command that has no reply; it is dropped if there is no host."""
-        if self._host is not None:
-            self._host.send(message)
+    def _send(self, message: Any) -> None:
+        if self.process is not None:
+            self.process.send(message)
 
     def _request(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
     ) -> None:
-        if self._host is None or self.state != "ready":
+        if self.process is None or self.state != "ready":
             on_reply(None, self.lost_error("is being started again; ask again"))
             return
 
@@ -354,26 +357,18 @@ class Device(DeviceStatus):
             # A plain GpudError means that the link to the host has ended.
             on_reply(value, self.lost_error(str(error)) if type(error) is GpudError else error)
 
-        self._host.request(made, replied, descriptor)
-
-    def _on_message(self, host: ChildProcess, message: Any) -> None:
-        if host is self._host:
-            self._handlers[type(message)](message)
-
-    def _on_job_ended(self, message: hm.JobEnded) -> None:
-        if message.error is None or self._is_error(message.error):
-            self.jobs.ended(message)
+        self.process.request(made, replied, descriptor)
 
     def _on_replied(self, message: hm.Replied) -> None:
-        assert self._host is not None
-        self._host.reply(message.ticket, message.value)
+        assert self.process is not None
+        self.process.reply(message.ticket, message.value)
 
     def _on_refused(self, message: hm.Refused) -> None:
-        assert self._host is not None
+        assert self.process is not None
         if self._is_error(message.error):
-            self._host.reply(message.ticket, None, message.error)
+            self.process.reply(message.ticket, None, message.error)
 
-    def _is_error(self, plain: dict[str, Any] | None) -> bool:
+    def _is_error(self, plain: dict[str, Any]) -> bool:
         """Whether an error can be decoded; if not, the host is killed."""
         try:
             check_error(plain)

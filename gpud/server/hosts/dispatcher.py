@@ -9,7 +9,7 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError
@@ -17,7 +17,7 @@ from gpud.server.hosts.current_host import CurrentHost
 from gpud.server.hosts.device_memory import DeviceArrays
 from gpud.server.hosts.interface import DeviceObserver
 from gpud.server.state.sequence import ValidatedSequence
-from gpud.units import JobId, job_pair
+from gpud.units import JobId, SessionId, job_pair
 
 __all__ = ["JobDispatcher", "UnfinishedJobs"]
 
@@ -53,11 +53,17 @@ class JobDispatcher:
         host: the device's current host.
         observer: notified of the state of jobs.
         runs: called when a sequence is about to run on a host for the first time.
+        is_error: checks that an error can be decoded; if not, it ends the host.
     """
 
     def __init__(
-        self, host: JobHost, observer: DeviceObserver, runs: Callable[[ValidatedSequence], None]
+        self,
+        host: JobHost,
+        observer: DeviceObserver,
+        runs: Callable[[ValidatedSequence], None],
+        is_error: Callable[[dict[str, Any]], bool],
     ) -> None:
+        self._is_error = is_error
         self._host = host
         self._observer = observer
         self._runs = runs
@@ -81,12 +87,11 @@ class JobDispatcher:
 
     # -- commands
 
-    def is_prepared(self, job: JobId, sequence: ValidatedSequence) -> bool:
-        """Whether the host holds everything that a job submitted now needs.
+    def is_prepared(self, sequence: ValidatedSequence, session: SessionId, number: int) -> bool:
+        """Whether the host holds everything that job ``number``, submitted now, needs.
 
         If so, it stays true for as long as this host lives.
         """
-        session, number = job_pair(job)
         memory = self._host.memory
         return self._host.registry.is_ready(sequence, session) and (
             memory is None or memory.is_written(session, number)
@@ -115,11 +120,11 @@ class JobDispatcher:
 
         registry.make_ready(sequence, session, on_ready)
 
-    def start(self, sequence: ValidatedSequence, message: hm.StartJob) -> None:
-        """Send a job for which the host is prepared."""
+    def start(self, sequence: ValidatedSequence, message: hm.StartRun) -> None:
+        """Start a job for which the host is prepared."""
         host = self._host
-        memory = host.memory
-        if not host.alive:
+        process, memory = host.process, host.memory
+        if process is None or not process.alive:
             self._unsent[message.job] = None  # reported by `host_lost`, which follows
             return
         if memory is not None:
@@ -133,31 +138,21 @@ class JobDispatcher:
             sequence.ran = host.registry
             self._runs(sequence)
         self._sent[message.job] = None
-        host.send(message)
-
-    def resize(self, message: hm.ResizeJob) -> None:
-        """Resize a job that was started."""
-        self._host.send(message)
-
-    def end(self, job: JobId) -> None:
-        """End a job that was started."""
-        self._host.send(hm.EndJob(job))
-
-    def kill(self, job: JobId) -> None:
-        """End a job's running task blocks at their next kill poll; it has not ended after `end`."""
-        self._host.send(hm.KillJob(job))
+        process.send(message)
 
     # -- messages from the host
 
-    def blocks_left(self, message: hm.BlocksLeft) -> None:
-        """The host reports the slices that a job occupies."""
+    def blocks_left(self, message: hm.SlicesHeld) -> None:
+        """Pass on the slices that a job occupies."""
         if message.job in self._sent:
             self._observer.blocks_left(message)
 
-    def ended(self, message: hm.JobEnded) -> None:
-        """The host reports that a job has ended."""
+    def ended(self, message: hm.RunEnded) -> None:
+        """Pass on that a job has ended."""
         if message.job not in self._sent:
             return  # it was never sent to this host, or has ended already
+        if message.error is not None and not self._is_error(message.error):
+            return
         del self._sent[message.job]
         memory = self._host.memory
         if memory is not None:
@@ -166,6 +161,6 @@ class JobDispatcher:
         self._observer.job_ended(message)
 
 
-def _not_run(job: int, error: GpudError, sequence: ValidatedSequence) -> hm.JobEnded:
-    """The `JobEnded` of a job that was refused before it was sent to a host."""
-    return hm.JobEnded(job, error.to_wire(), False, b"", 0, sequence.total, 0, 0)
+def _not_run(job: int, error: GpudError, sequence: ValidatedSequence) -> hm.RunEnded:
+    """Return the `RunEnded` of a job that was refused before it was sent to a host."""
+    return hm.RunEnded(job, error.to_wire(), False, b"", 0, sequence.total, 0, 0)

@@ -52,11 +52,11 @@ class DeviceObserver(Protocol):
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
         """The current host holds what a job needs, or preparing it failed with ``error``."""
 
-    def blocks_left(self, message: hm.BlocksLeft) -> None:
-        """See `gpud.device.host.messages.BlocksLeft`."""
+    def blocks_left(self, message: hm.SlicesHeld) -> None:
+        """See `gpud.device.host.messages.SlicesHeld`."""
 
-    def job_ended(self, message: hm.JobEnded) -> None:
-        """See `gpud.device.host.messages.JobEnded`."""
+    def job_ended(self, message: hm.RunEnded) -> None:
+        """See `gpud.device.host.messages.RunEnded`."""
 
     def variables_lost(self, module: Module) -> None:
         """Values that kernels may have written to a module's variables are lost with the host."""

@@ -189,7 +189,12 @@ class _Trial:
             f"trial host of {what}",
             hm.HOST_PROTOCOL,
             outbox,
-            on_message=self._on_message,
+            handlers={
+                hm.HostReady: self._on_ready,
+                hm.Replied: lambda message: self.host.reply(message.ticket, message.value),
+                hm.Refused: lambda message: self.host.reply(message.ticket, None, message.error),
+                hm.Log: lambda message: None,
+            },
             # A host that ends before it is ready says nothing about the case.
             on_end=lambda reason: self._decide(reason if self._began else None),
         )
@@ -213,16 +218,11 @@ class _Trial:
     def _end_after(self, limit_s: float) -> asyncio.TimerHandle:
         return self._loop.call_later(limit_s, self.host.kill, f"took longer than {limit_s:g} s")
 
-    def _on_message(self, message: Any) -> None:
-        if isinstance(message, hm.HostReady):
-            self._began = True
-            self._timer.cancel()
-            self._timer = self._end_after(self._limit_s)
-            self.host.request(lambda t: hm.Load(t, 1, 1, self._case.ptx), self._loaded)
-        elif isinstance(message, hm.Replied):
-            self.host.reply(message.ticket, message.value)
-        elif isinstance(message, hm.Refused):
-            self.host.reply(message.ticket, None, message.error)
+    def _on_ready(self, _: hm.HostReady) -> None:
+        self._began = True
+        self._timer.cancel()
+        self._timer = self._end_after(self._limit_s)
+        self.host.request(lambda t: hm.Load(t, 1, 1, self._case.ptx), self._loaded)
 
     def _loaded(self, _: Any, error: GpudError | None) -> None:
         _, entry, block, shared = self._case

@@ -25,6 +25,7 @@ from typing import Any
 
 from gpud.core import commands as co
 from gpud.core import events as ev
+from gpud.core.capacity import SCALE
 from gpud.core.scheduler import Scheduler
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
@@ -90,8 +91,8 @@ class Runner:
             co.PrepareJob: self._prepare_job,
             co.StartJob: self._start_job,
             co.ResizeJob: self._resize_job,
-            co.EndJob: self._end_job,
-            co.KillJob: lambda command: self._devices[command.device].jobs.kill(command.job),
+            co.EndJob: self._forward,
+            co.KillJob: self._forward,
             co.FinishJob: self._finish_job,
             co.CloseSession: self._close_session,
             co.ReplaceDevice: self._replace_device,
@@ -146,11 +147,6 @@ class Runner:
             self._log.flush()
         self._on_bug()
 
-    def submit(self, job: SubmittedJob, event: ev.JobSubmitted) -> None:
-        """Submit a validated job; its owner is notified of its end, maybe before this returns."""
-        self._jobs[job.id] = job
-        self.feed(event)
-
     def resize(
         self,
         job: JobId,
@@ -200,7 +196,7 @@ class Runner:
             job = self._jobs.get(one)
             if job is not None:  # it waits again
                 job.started_ns = None
-                self._changed(job)
+                self._changed(job, now_ns)
 
     def variables_lost(self, module: Module) -> None:
         """Values that kernels may have written to a module's variables are lost with the host."""
@@ -247,7 +243,7 @@ class Runner:
             known.error = error
         self.feed(ev.JobPrepared(time.monotonic_ns(), job, error is not None))
 
-    def blocks_left(self, message: hm.BlocksLeft) -> None:
+    def blocks_left(self, message: hm.SlicesHeld) -> None:
         """A host reports the slices that a job occupies."""
         job = self._jobs.get(JobId(message.job))
         if job is None:
@@ -258,9 +254,10 @@ class Runner:
             )
         )
         if message.exhausted and job.state is None:
-            self._changed(job)  # its allocation falls with the blocks that it holds
+            # Its allocation falls with the blocks that it holds.
+            self._changed(job, time.monotonic_ns())
 
-    def job_ended(self, message: hm.JobEnded) -> None:
+    def job_ended(self, message: hm.RunEnded) -> None:
         """A host reports that a job has ended."""
         job = self._jobs.get(JobId(message.job))
         if job is None:
@@ -281,11 +278,11 @@ class Runner:
 
     def _start_job(self, command: co.StartJob) -> None:
         job = self._jobs[command.job]
-        job.started_ns = time.monotonic_ns()
         sequence = job.sequence
+        job.started_ns = now_ns = time.monotonic_ns()
         self._devices[command.device].jobs.start(
             sequence,
-            hm.StartJob(
+            hm.StartRun(
                 job.id,
                 job.session,
                 sequence.launches,
@@ -296,17 +293,19 @@ class Runner:
                 command.exclusive,
             ),
         )
-        self._changed(job)
+        self._changed(job, now_ns)
 
     def _resize_job(self, command: co.ResizeJob) -> None:
         job = self._jobs[command.job]
         job.resizes += 1
-        message = hm.ResizeJob(job.id, command.slices, command.epoch)
-        self._devices[command.device].jobs.resize(message)
-        self._changed(job)
+        self._forward(command)
+        self._changed(job, time.monotonic_ns())
 
-    def _end_job(self, command: co.EndJob) -> None:
-        self._devices[command.device].jobs.end(command.job)
+    def _forward(self, command: co.ResizeJob | co.EndJob | co.KillJob) -> None:
+        """Send a command of the scheduler to the device's host as it is."""
+        process = self._devices[command.device].process
+        if process is not None:
+            process.send(command)
 
     def _finish_job(self, command: co.FinishJob) -> None:
         job = self._jobs.pop(command.job)
@@ -314,7 +313,7 @@ class Runner:
         if state == "failed" and error is None:
             error = job.error or DeviceLost("the job ended early, and its device did not say why")
         if job.started_ns is not None:
-            self._changed(job, ended=True)
+            self._changed(job, time.monotonic_ns(), ended=True)
         job.owner.job_finished(job, state, error)
 
     def _close_session(self, command: co.CloseSession) -> None:
@@ -346,11 +345,12 @@ class Runner:
         if on_resized is not None:
             on_resized(error)
 
-    def _changed(self, job: SubmittedJob, *, ended: bool = False) -> None:
+    def _changed(self, job: SubmittedJob, now_ns: int, *, ended: bool = False) -> None:
         """Record a job's current allocation."""
-        capsm = None if ended else job.capsm
+        record = job.record
+        capsm = None if ended else 0.0 if record is None else record.alloc / SCALE
         self._records.changes.append(
-            (time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online)
+            (now_ns, job.device, job.id, job.uid, capsm, job.kernels[0], job.online)
         )
 
     def close(self) -> None:

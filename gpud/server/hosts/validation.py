@@ -42,15 +42,14 @@ def check_reply(command: Any, value: Any) -> None:
         raise ProtocolError(f"{value!r:.100} is no reply to {type(command).__name__}")
 
 
-def check_error(plain: dict[str, Any] | None) -> None:
-    """Check that an error can be decoded, or is None.
+def check_error(plain: dict[str, Any]) -> None:
+    """Check that an error can be decoded.
 
     Raises:
         ProtocolError: it cannot be decoded.
     """
     try:
-        if plain is not None:
-            from_wire(plain)
+        from_wire(plain)
     except ValueError as error:
         raise ProtocolError(f"{error!s:.200}") from error
 

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,13 @@ class ChildProcess:
         what: its name in the log, such as ``device host 0``.
         table: the messages of the socket; the daemon has the client's role.
         outbox: of the event loop.
-        on_message: called with each message from the child.
+        handlers: called with the child's messages, by their class.
         on_end: called once when the child has ended, with the reason, worded to follow its name:
             "was ended by SIGKILL".
+
+    Attributes:
+        alive: whether messages can be sent.
+        send: sends a message; it is dropped if the child has ended, or is not there yet.
     """
 
     def __init__(
@@ -62,14 +66,13 @@ class ChildProcess:
         table: MessageTable,
         outbox: Outbox,
         *,
-        on_message: Callable[[Any], None],
+        handlers: Mapping[type, Callable[[Any], None]],
         on_end: Callable[[str], None],
     ) -> None:
         self.what = what
         self._table = table
-        self._encode = table.encode
         self._outbox = outbox
-        self._on_message = on_message
+        self._handlers = handlers
         self._on_end = on_end
         self._stream: Stream | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -77,6 +80,8 @@ class ChildProcess:
         self._next_ticket = 1
         self._tasks: list[asyncio.Task[None]] = []
         self._over = False
+        self.alive = False
+        self.send: Callable[[Any], None] = _drop
         self._last_line = ""
         self._oom_kills = oom_kills()
 
@@ -84,11 +89,6 @@ class ChildProcess:
     def pid(self) -> int | None:
         """The process id; None before the start, or if there is no process."""
         return None if self._process is None else self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether messages can be sent."""
-        return self._stream is not None and not self._stream.ended and not self._over
 
     async def start(self, arguments: Sequence[str]) -> None:
         """Start ``python ARGUMENTS --fd N``.
@@ -133,36 +133,34 @@ class ChildProcess:
             ours,
             self._outbox,
             _LINK,
+            encode=self._table.encode,
             on_body=self._on_body,
             on_end=self._on_link_end,
             on_broken=self._on_broken,
         )
         self._stream.start()
-
-    def send(self, message: Any) -> None:
-        """Send a message; it is dropped if the child has ended."""
-        if self._stream is not None:
-            self._stream.send(self._encode(message))
+        self.alive = True
+        self.send = self._stream.send
 
     def request(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
     ) -> None:
         """Send ``make(ticket)``; ``on_reply`` gets its reply."""
         stream = self._stream
-        if stream is None or stream.ended or self._over:
+        if stream is None or not self.alive:
             on_reply(None, GpudError(f"the {self.what} is gone"))
             return
         ticket = self._next_ticket
         self._next_ticket = ticket + 1 if ticket < 0xFFFFFFFF else 1
         self._tickets[ticket] = on_reply
-        frame = self._encode(make(ticket))
+        message = make(ticket)
         if descriptor is None:
-            stream.send(frame)
+            stream.send(message)
         else:
-            stream.send_with(frame, descriptor)
+            stream.send_with(message, descriptor)
 
     def reply(self, ticket: int, value: Any, error: dict[str, Any] | None = None) -> None:
-        """Pass a reply to its callback: to be called by the owner's ``on_message``."""
+        """Pass a reply to its callback: to be called by the owner's handlers."""
         on_reply = self._tickets.pop(ticket, None)
         if on_reply is not None:
             on_reply(value, None if error is None else from_wire(error))
@@ -195,7 +193,7 @@ class ChildProcess:
             self.kill(f"sent what is no message: {error}")
             return
         try:
-            self._on_message(message)
+            self._handlers[type(message)](message)
         except Exception:  # noqa: BLE001 - one message of one child must not stop the loop
             _LOG.exception("a message of the %s was not handled: %.200r", self.what, message)
 
@@ -203,6 +201,7 @@ class ChildProcess:
         self.kill(f"sent what is no message: {error}")
 
     def _on_link_end(self, reason: str) -> None:
+        self.alive = False
         if self._over:
             return
         if self._process is None:
@@ -245,6 +244,7 @@ class ChildProcess:
         if self._over:
             return
         self._over = True
+        self.alive = False
         if self._stream is not None:
             self._stream.abort(reason)
         tickets, self._tickets = self._tickets, {}
@@ -254,6 +254,10 @@ class ChildProcess:
             except Exception:  # noqa: BLE001 - the other callbacks must be called
                 _LOG.exception("the end of the %s was not handled", self.what)
         self._on_end(reason)
+
+
+def _drop(message: Any) -> None:
+    """Send a message to a child that is not there."""
 
 
 def _prefer_for_oom_kill(pid: int) -> None:

@@ -12,7 +12,7 @@ and written once at the end of the turn.
 
 Terms:
     turn: one callback of the event loop.
-    unsent [bytes]: passed to `Stream.send` and not yet accepted by the kernel.
+    unsent [bytes]: passed to `Stream.send`, encoded, and not yet accepted by the kernel.
 
 Properties:
     order: bytes and descriptors arrive in the order of the calls, a descriptor with its frame;
@@ -34,7 +34,7 @@ import socket
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpud.wire.framing import FrameDecoder, FrameError
 
@@ -95,6 +95,7 @@ class Stream:
         sock: a connected Unix stream socket; the stream owns it from now on.
         outbox: of the event loop.
         limits: see `Limits`.
+        encode: returns the frame of a message.
         on_body: called with the body of each frame.
         on_end: called once, when the peer has disconnected or was dropped, with the reason as text.
             The socket is closed then.
@@ -111,6 +112,7 @@ class Stream:
         outbox: Outbox,
         limits: Limits,
         *,
+        encode: Callable[[Any], bytes],
         on_body: Callable[[bytes], None],
         on_end: Callable[[str], None],
         on_broken: Callable[[FrameError], None] | None = None,
@@ -123,6 +125,7 @@ class Stream:
         self._loop = outbox.loop
         self._limits = limits
         self._decoder = FrameDecoder(limits.message)
+        self._encode = encode
         self._on_body = on_body
         self._on_end = on_end
         self._on_broken = on_broken
@@ -149,11 +152,22 @@ class Stream:
 
     # -- writing
 
-    def send(self, frame: bytes) -> None:
-        """Queue a frame; it is written at the end of the turn. Never blocks, never raises.
+    def send(self, message: Any) -> None:
+        """Queue a message; it is written at the end of the turn. Never blocks.
 
         After `finish` it is dropped.
         """
+        if self.ended or self._finishing is not None:
+            return
+        frame = self._encode(message)
+        self._frames.append(frame)
+        self.unsent_bytes += len(frame)
+        if not self._queued:
+            self._queued = True
+            self._outbox.add(self)
+
+    def send_frame(self, frame: bytes) -> None:
+        """`send` what is encoded already, or a piece of it."""
         if self.ended or self._finishing is not None:
             return
         self._frames.append(frame)
@@ -162,11 +176,11 @@ class Stream:
             self._queued = True
             self._outbox.add(self)
 
-    def send_with(self, frame: bytes, descriptor: int) -> None:
+    def send_with(self, message: Any, descriptor: int) -> None:
         """`send` with a descriptor, which is duplicated: the caller may close its own."""
         if self.ended or self._finishing is not None:
             return
-        self.send(frame)
+        self.send(message)
         self._descriptors.append((len(self._frames) - 1, os.dup(descriptor)))
 
     def flush(self) -> None:

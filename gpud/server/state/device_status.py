@@ -16,6 +16,9 @@ class DeviceStatus:
         state: ``starting``, ``ready``, ``failed`` (given up) or ``stopped``.
         info: the properties that the host reported when it became ready; kept while the next one
             starts.
+        always_polls: whether every kernel runs with kill polls on the device. On the CPU they cost
+            2 %, and an endless kernel without them can only be ended with the host and all its
+            jobs. On a GPU their cost is not known, and only jobs with a timeout have them.
         failures: how earlier hosts ended, the latest last.
         restarts: how often a host was started again.
     """
@@ -25,5 +28,6 @@ class DeviceStatus:
         self.spec = spec
         self.state = "starting"
         self.info: HostReady | None = None
+        self.always_polls = False
         self.failures: list[str] = []
         self.restarts = 0

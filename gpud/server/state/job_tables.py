@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpud.errors import GpudError
 from gpud.errors.base import shorten_error
 from gpud.server.state.access import Peer, may_manage
@@ -44,13 +46,20 @@ class JobHistory:
         known = self._by_id.get(job)
         return known if known is not None and may_manage(peer, known.uid) else None
 
-    def add(self, job: SubmittedJob, state: str, error: GpudError | None, now_ns: int) -> None:
+    def add(
+        self,
+        job: SubmittedJob,
+        state: str,
+        error: GpudError | None,
+        now_ns: int,
+        stats: dict[str, Any],
+    ) -> None:
         """Record the end of a job; its owner was notified."""
         if error is not None:
             # A kernel's name may have a MiB, and is in the error of each of its jobs that fails.
             error = shorten_error(error, _TEXT_LENGTH, NAMES_KEPT)
         self.counts[state] += 1
-        job.end(state, error, now_ns)
+        job.end(state, error, now_ns, stats)
         records = self._records
         ended = records.ended
         if len(ended) == ended.maxlen and ended:

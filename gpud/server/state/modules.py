@@ -10,24 +10,14 @@ from typing import Any
 
 from gpud.compiler.forms.form import Form
 from gpud.compiler.program import KernelInfo, Program, rejection
-from gpud.device.host.messages import HostReady
 from gpud.server.state.numbers import number_after
 from gpud.units import SessionId
 
-__all__ = ["CompiledProgram", "Kernel", "Module", "Modules", "Shape", "always_polls"]
+__all__ = ["CompiledProgram", "Kernel", "Module", "Modules", "Shape"]
 
 Shape = tuple[int, tuple[int, int, int], int, bool]
 """The key of a measurement: (index of the kernel, block, dynamic shared memory in bytes, whether
 it is the kernel's variant with kill polls)."""
-
-
-def always_polls(device: HostReady | None) -> bool:
-    """Whether every kernel runs with kill polls on a device.
-
-    On the CPU they cost 2 %, and an endless kernel without them can only be ended with the host and
-    all its jobs. On a GPU their cost is not known, and only jobs with a timeout have them.
-    """
-    return device is not None and device.kind == "cpu"
 
 
 class Kernel:

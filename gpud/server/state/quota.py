@@ -71,7 +71,10 @@ class Quota:
             if quota.used_bytes + size > quota.limit_bytes:
                 raise quota.exceeded(f"{what} would take {size} bytes more")
             quota = quota._above
-        self.uncharge(-size)
+        quota = self
+        while quota is not None:
+            quota.used_bytes += size
+            quota = quota._above
 
     def uncharge(self, size: int) -> None:
         """Count ``size`` bytes less."""

@@ -12,6 +12,7 @@ from itertools import islice
 from gpud.core.events import LaunchShape
 from gpud.errors.base import shorten
 from gpud.server.state.modules import Module, Shape
+from gpud.server.state.quota import LAUNCH_BYTES
 
 __all__ = ["NAMES_KEPT", "ValidatedSequence"]
 
@@ -25,7 +26,7 @@ class ValidatedSequence:
     """The validated launches of a job, shared by all jobs that submit the same bytes.
 
     Attributes:
-        launches: encoded for `gpud.device.host.messages.StartJob`.
+        launches: encoded for `gpud.device.host.messages.StartRun`.
         shapes: as the scheduler gets them.
         needs: (module, shape) of every launch, each once: what a host must have compiled.
         modules: the module of each launch.
@@ -35,10 +36,12 @@ class ValidatedSequence:
         ready: the registry of the last host known to have compiled all of ``needs``; None: none.
         ran: the registry of the last host that a job of this sequence was started on; None: none.
         total: task blocks of all launches.
+        charged_bytes: what is charged for it while it has jobs, beside the jobs themselves.
         jobs: how many jobs of this sequence have not ended.
     """
 
     __slots__ = (
+        "charged_bytes",
         "jobs",
         "kernels",
         "killable",
@@ -74,6 +77,7 @@ class ValidatedSequence:
         self.occupancy = min(shape.occupancy for shape in shapes)
         self.total = sum(shape.task_blocks for shape in shapes)
         self.size_bytes = size_bytes
+        self.charged_bytes = size_bytes + LAUNCH_BYTES * len(shapes)
         self.ready: object = None
         self.ran: object = None
         self.jobs = 0

@@ -16,18 +16,17 @@ from gpud.server.state.access import Peer
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.job_tables import JobHistory
 from gpud.server.state.modules import Kernel, Module
-from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
+from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, User
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import SessionId, job_name
-from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
+from gpud.wire.messages import Answer, Failed, Finished
 
 __all__ = ["PendingCompilation", "Session", "internal_error"]
 
 _LOG = logging.getLogger(__name__)
 _SEQUENCE_BYTES = 4 << 20  # as received, of the sequences that are kept
 _MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of variants are longer
-_encode = CLIENT_PROTOCOL.encode
 
 
 class PendingCompilation(Protocol):
@@ -48,6 +47,8 @@ class Session:
     Attributes:
         number: unique among the sessions that there are.
         uid: the user, as in ``peer``.
+        send: sends a message; it is dropped if the client has disconnected.
+        send_with: `send`, with a descriptor.
         program: the client's name, as it gives it.
         sequences: validated ones by device, bytes, and whether they are killable.
         jobs: those that have not ended, by number, oldest first.
@@ -79,6 +80,8 @@ class Session:
         self.waiters: dict[PendingCompilation, None] = {}
         self.program = program
         self.stream = stream
+        self.send = stream.send
+        self.send_with = stream.send_with
         self.opened_ns = time.monotonic_ns()
         self.modules: dict[int, Module] = {}
         self.jobs: dict[int, SubmittedJob] = {}
@@ -92,14 +95,6 @@ class Session:
         self._sequence_bytes = 0
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
         self._freed = 0  # arrays that wait for jobs
-
-    def send(self, message: Any) -> None:
-        """Send a message; it is dropped if the client has disconnected."""
-        self.stream.send(_encode(message))
-
-    def send_with(self, message: Any, descriptor: int) -> None:
-        """`send`, with a descriptor."""
-        self.stream.send_with(_encode(message), descriptor)
 
     def reply(self, request: int, value: Any, error: GpudError | None) -> None:
         """Answer a request with ``value``, or with ``error``."""
@@ -182,15 +177,13 @@ class Session:
             )
         self.user.check_jobs()
         sequence = job.sequence
-        self.host_memory.charge(_size_of(job, sequence), "this job")
+        size = JOB_BYTES + FOLLOWED_BYTES * job.follows
+        self.host_memory.charge(
+            size if sequence.jobs else size + sequence.charged_bytes, "this job"
+        )
         sequence.jobs += 1
         self.user.jobs += 1
         self.jobs[job.number] = job
-
-    @property
-    def oldest_job(self) -> int | None:
-        """The least number of the jobs that have not ended; None if there are none."""
-        return next(iter(self.jobs), None)
 
     def when_idle(self, action: Callable[[], None]) -> None:
         """Call ``action`` once all jobs submitted so far have ended."""
@@ -207,7 +200,7 @@ class Session:
         """
         self._arenas.free_after(self.number, device, address, self.last_number)
         self._freed += 1
-        self._settle_arrays(self.oldest_job)
+        self._settle_arrays(next(iter(self.jobs), None))
 
     def _settle_arrays(self, oldest: int | None) -> None:
         """Release the freed arrays that no job from ``oldest`` on can use."""
@@ -217,25 +210,26 @@ class Session:
 
     def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:
         """Notify the client of the end of a job, and release what waited for it."""
-        del self.jobs[job.number]
+        number, jobs = job.number, self.jobs
+        del jobs[number]
         self.user.jobs -= 1
         sequence = job.sequence
         sequence.jobs -= 1
-        self.host_memory.uncharge(_size_of(job, sequence))
+        size = JOB_BYTES + FOLLOWED_BYTES * job.follows
+        self.host_memory.uncharge(size if sequence.jobs else size + sequence.charged_bytes)
         now_ns = time.monotonic_ns()
-        stats = job.final_stats(now_ns)
-        wire = None if error is None else error.to_wire()
-        if not self.gone:
-            self.send(Finished(job.number, state, wire, job.output, stats, job.progress))
-        self._history.add(job, state, error, now_ns)
+        stats = job.stats(now_ns)
+        fields = None if error is None else error.to_wire()
+        self.send(Finished(number, state, fields, job.output, stats, job.progress))
+        self._history.add(job, state, error, now_ns, stats)
         if state == "failed":
             self.failed += 1
             if self.failed == 1:
                 _LOG.info(
                     "job %s, the first of its session, failed: %s", job_name(job.id), job.error
                 )
-        oldest = self.oldest_job
-        if oldest is None or oldest > job.number:
+        oldest = next(iter(jobs), None)
+        if (self._freed or self._deferred) and (oldest is None or oldest > number):
             # It was the oldest, so deferred actions may have become due.
             self._settle(oldest)
 
@@ -254,11 +248,3 @@ def internal_error(error: Exception) -> InternalError:
         f"the daemon failed on this request ({type(error).__name__}); its log says more",
         stage="server",
     )
-
-
-def _size_of(job: SubmittedJob, sequence: ValidatedSequence) -> int:
-    """Return the bytes charged for a job: its own, and its sequence's if it is the only one."""
-    own = JOB_BYTES + FOLLOWED_BYTES * job.follows
-    if sequence.jobs:
-        return own
-    return own + sequence.size_bytes + LAUNCH_BYTES * len(sequence.shapes)

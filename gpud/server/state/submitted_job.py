@@ -17,6 +17,9 @@ from gpud.units import JobId, SessionId, job_name
 __all__ = ["JobOwner", "SubmittedJob", "exact"]
 
 
+_NO_TERMS = (None, None, 1)
+
+
 class JobOwner(Protocol):
     """Whoever has submitted a job; implemented by `gpud.server.state.session.Session`."""
 
@@ -40,36 +43,16 @@ class SubmittedJob:
         error: the error it failed with on its device.
         started_ns: when it was sent to its device, monotonic; None: it was not.
         follows: how many jobs it must wait for.
+        sequence: the launches; only until the job has ended.
+        owner: is notified of its end; only until then.
     """
 
     __slots__ = (
-        "_owner",
-        "_sequence",
-        "_stats",
-        "_terms",
-        "device",
-        "ended_ns",
-        "error",
-        "first_block_ns",
-        "follows",
-        "id",
-        "kernels",
-        "launches",
-        "number",
-        "occupancy",
-        "online",
-        "output",
-        "program",
-        "progress",
-        "record",
-        "release_ns",
-        "resizes",
-        "session",
-        "started_ns",
-        "state",
-        "submitted_ns",
-        "uid",
-    )
+        "_stats", "_terms", "device", "ended_ns", "error", "first_block_ns", "follows", "id",
+        "kernels", "launches", "number", "occupancy", "online", "output", "owner", "program",
+        "progress", "record", "release_ns", "resizes", "sequence", "session", "started_ns", "state",
+        "submitted_ns", "uid",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -82,12 +65,12 @@ class SubmittedJob:
     ) -> None:
         self.id = job
         self.number = number
-        self._owner: JobOwner | None = owner
+        self.owner = owner
         self.session = owner.number
         self.uid = owner.uid
         self.program = owner.program
         self.device = device
-        self._sequence: ValidatedSequence | None = sequence
+        self.sequence = sequence
         self.kernels = sequence.kernels
         self.launches = len(sequence.shapes)
         self.occupancy = sequence.occupancy
@@ -105,19 +88,7 @@ class SubmittedJob:
         self.state: str | None = None
         self.ended_ns: int | None = None
         self._stats: dict[str, Any] | None = None
-        self._terms: tuple[Fraction | None, Fraction | None, int] | None = None
-
-    @property
-    def sequence(self) -> ValidatedSequence:
-        """The launches; only until the job has ended."""
-        assert self._sequence is not None, "a job that has ended keeps no launches"
-        return self._sequence
-
-    @property
-    def owner(self) -> JobOwner:
-        """The session that is notified of its end; only until then."""
-        assert self._owner is not None, "a job that has ended has nobody to tell"
-        return self._owner
+        self._terms: tuple[Fraction | None, Fraction | None, int] = _NO_TERMS
 
     @property
     def allocation(self) -> Fraction:
@@ -125,25 +96,22 @@ class SubmittedJob:
         return Fraction(0) if self.record is None else self.record.allocation
 
     @property
-    def capsm(self) -> float:
-        """`allocation` as a float, which is quicker."""
-        alloc = 0 if self.record is None else self.record.alloc
-        return alloc / SCALE
-
-    @property
     def present_state(self) -> str:
         """The state that is shown to people."""
         return self.state or ("waiting" if self.record is None else self.record.state.value)
 
-    def end(self, state: str, error: GpudError | None, now_ns: int) -> None:
-        """Mark it as ended, after `final_stats`; drops what the history does not need."""
-        self._terms = self._terms_now()
-        self.state, self.error, self.ended_ns = state, error, now_ns
-        self._sequence = self._owner = self.record = None
+    def end(self, state: str, error: GpudError | None, now_ns: int, stats: dict[str, Any]) -> None:
+        """Mark it as ended, with its final ``stats``; drop what the history does not need."""
+        record = self.record
+        if record is not None:
+            self._terms = (record.reservation, record.quota, record.weight)
+        self.state, self.error, self.ended_ns, self._stats = state, error, now_ns, stats
+        self.record = None
         self.output = b""
+        del self.sequence, self.owner
 
     def stats(self, now_ns: int) -> dict[str, Any]:
-        """The fields of `gpud.wire.messages.Finished`; final once the job has ended."""
+        """Return the fields of `gpud.wire.messages.Finished`; final once the job has ended."""
         if self._stats is not None:
             return self._stats
         started_ns, record = self.started_ns, self.record
@@ -165,16 +133,14 @@ class SubmittedJob:
             "capsm_seconds": capsm_s,
         }
 
-    def final_stats(self, now_ns: int) -> dict[str, Any]:
-        """`stats` at the job's end; later calls return the same."""
-        self._stats = self.stats(now_ns)
-        return self._stats
-
     def row(self, now_ns: int, user: str, epoch_ns: int) -> dict[str, Any]:
-        """The job as a row of the topics "jobs" and "history"."""
+        """Return the job as a row of the topics "jobs" and "history"."""
         allocation = self.allocation
         ended_ns = self.ended_ns
-        reservation, quota, weight = self._terms or self._terms_now()
+        reservation, quota, weight = self._terms
+        record = self.record
+        if record is not None:
+            reservation, quota, weight = record.reservation, record.quota, record.weight
         return {
             "id": job_name(self.id),
             "session": self.session,
@@ -199,13 +165,7 @@ class SubmittedJob:
             **self.stats(now_ns),
         }
 
-    def _terms_now(self) -> tuple[Fraction | None, Fraction | None, int]:
-        record = self.record
-        return (
-            (None, None, 1) if record is None else (record.reservation, record.quota, record.weight)
-        )
-
 
 def exact(amount: Fraction | None) -> str | None:
-    """An amount of CapSM as exact text, such as "7/2"; None for None."""
+    """Return an amount of CapSM as exact text, such as "7/2"; None for None."""
     return None if amount is None else str(amount)

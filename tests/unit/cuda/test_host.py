@@ -13,6 +13,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
 from gpud.device.host import messages as m
 from gpud.device.host.host import Host
+from gpud.units import JobId
 from tests.driver_model import SteppedDriver
 from tests.unit.cuda.model_runs import PROGRAM
 
@@ -40,9 +41,11 @@ class Case:
 
     def start(self, total: int, slices: int) -> None:
         """Start job 9."""
-        row = m.Launch(7, "persistent_a", "persistent", (total, 1, 1), (32, 1, 1), 0, bytes(8), 2)
+        row = m.HostLaunch(
+            7, "persistent_a", "persistent", (total, 1, 1), (32, 1, 1), 0, bytes(8), 2
+        )
         packed = m.HOST_PROTOCOL.encode_records([row])
-        self.host.carry_out(m.StartJob(9, 5, packed, 2, slices, 0, True))
+        self.host.carry_out(m.StartRun(9, 5, packed, 2, slices, 0, True))
 
     def heard(self) -> list[Any]:
         """Run until nothing happens any more; the events that were sent."""
@@ -67,11 +70,11 @@ def case() -> Iterator[Case]:
 def test_a_job_runs_and_its_end_is_reported(case: Case) -> None:
     assert case.ask(m.Measure(2, 7, "persistent_a", (32, 1, 1), 0)) == 2
     case.start(20, 3)
-    case.host.carry_out(m.ResizeJob(9, 1, 1))
+    case.host.carry_out(m.ResizeJob(JobId(9), 0, 1, 1))
     *before, last = case.heard()
-    assert isinstance(last, m.JobEnded)
+    assert isinstance(last, m.RunEnded)
     assert (last.error, last.complete, last.done, last.total) == (None, True, 20, 20)
-    assert {type(event) for event in before} == {m.BlocksLeft}
+    assert {type(event) for event in before} == {m.SlicesHeld}
     assert before[-1].epoch == 1
     assert [claim for _, _, claim in case.fake.ran].count(0) == 1
 
@@ -90,7 +93,7 @@ def test_a_dead_context_ends_the_host_and_no_job_is_said_to_have_ended(
     case.fake.lose(status)
     events = case.heard()
     assert status in case.lost.get(timeout=WAIT_S)
-    assert not [event for event in events if isinstance(event, m.JobEnded)]
+    assert not [event for event in events if isinstance(event, m.RunEnded)]
 
 
 def test_a_dead_context_found_by_a_command_ends_the_host(case: Case) -> None:

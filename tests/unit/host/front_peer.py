@@ -75,9 +75,11 @@ def row(
     occupancy: int = 32,
     form: str = "persistent",
     shared: int = 0,
-) -> m.Launch:
-    """A launch in the form that `StartJob` takes."""
-    return m.Launch(module, entry, form, (grid, 1, 1), (block, 1, 1), shared, parameters, occupancy)
+) -> m.HostLaunch:
+    """A launch in the form that `StartRun` takes."""
+    return m.HostLaunch(
+        module, entry, form, (grid, 1, 1), (block, 1, 1), shared, parameters, occupancy
+    )
 
 
 class Peer:
@@ -197,21 +199,27 @@ class Peer:
         return value
 
     def start(
-        self, job: int, session: int, rows: list[m.Launch], *, slices: int = 1, online: bool = False
+        self,
+        job: int,
+        session: int,
+        rows: list[m.HostLaunch],
+        *,
+        slices: int = 1,
+        online: bool = False,
     ) -> None:
         """Start a job whose occupancy is the least of its launches'."""
         occupancy = min(row.occupancy for row in rows)
         packed = m.HOST_PROTOCOL.encode_records(rows)
-        self.send(m.StartJob(job, session, packed, occupancy, slices, 0, online))
+        self.send(m.StartRun(job, session, packed, occupancy, slices, 0, online))
 
-    def ended(self, job: int) -> m.JobEnded:
+    def ended(self, job: int) -> m.RunEnded:
         """Wait for the end of a job."""
-        return self.take(m.JobEnded, lambda event: event.job == job)
+        return self.take(m.RunEnded, lambda event: event.job == job)
 
-    def left(self, job: int, epoch: int, held: int) -> m.BlocksLeft:
+    def left(self, job: int, epoch: int, held: int) -> m.SlicesHeld:
         """Wait until a job holds this much after this resize."""
         return self.take(
-            m.BlocksLeft, lambda e: e.job == job and e.epoch == epoch and e.held == held
+            m.SlicesHeld, lambda e: e.job == job and e.epoch == epoch and e.held == held
         )
 
     def close(self) -> int:
@@ -243,7 +251,7 @@ class Session:
     def pointer(self, word: int) -> bytes:
         return struct.pack("<Q", self.arena.address + 4 * word)
 
-    def gated(self, total: int = 12) -> m.Launch:
+    def gated(self, total: int = 12) -> m.HostLaunch:
         self.words[GATE : GATE + 2] = 0
         self.words[RUNS : RUNS + total] = 0
         parameters = self.pointer(RUNS) + self.pointer(GATE)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpud.device.host import messages as m
 from gpud.errors import KernelTrap, LaunchConfigError, from_wire
+from gpud.units import JobId
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from tests.fake_host.host import Behaviour, FakeHost
@@ -40,7 +41,7 @@ def start(
             for entry, grid in launches]  # fmt: skip
     occupancy = min(one.occupancy for one in rows)
     packed = m.HOST_PROTOCOL.encode_records(rows)
-    host.handle(m.StartJob(job, 1, packed, occupancy, slices, 0, online))
+    host.handle(m.StartRun(job, 1, packed, occupancy, slices, 0, online))
 
 
 def test_requests_are_answered_at_once() -> None:
@@ -69,7 +70,7 @@ def test_a_job_takes_its_task_blocks_time() -> None:
     host.advance(MS)
     assert host.events == [
         m.Replied(1, [[1, 4, 6, 0, 0]]),
-        m.JobEnded(1, None, True, b"hello", 6, 6, 0, 0),
+        m.RunEnded(1, None, True, b"hello", 6, 6, 0, 0),
     ]
     assert host.now_ns == 3 * MS
 
@@ -78,11 +79,11 @@ def test_released_blocks_leave_after_their_task_block_or_later() -> None:
     host = made(Behaviour(occupancy=2, late_ns=MS // 2))
     start(host, 1, ("k0", 100), slices=4)
     host.advance(MS // 2)
-    host.handle(m.ResizeJob(1, 1, 1))
+    host.handle(m.ResizeJob(JobId(1), 0, 1, 1))
     host.advance(MS // 2)
-    assert host.events == [m.BlocksLeft(1, 1, 4, exhausted=False)]
+    assert host.events == [m.SlicesHeld(1, 1, 4, exhausted=False)]
     host.advance(MS // 2)
-    assert host.events[1:] == [m.BlocksLeft(1, 1, 1, exhausted=False)]
+    assert host.events[1:] == [m.SlicesHeld(1, 1, 1, exhausted=False)]
     host.run()
     assert host.events[-1].release_ns == MS
 
@@ -91,7 +92,7 @@ def test_the_tail_leaves_block_by_block() -> None:
     host = made(Behaviour(occupancy=1))
     start(host, 1, ("k0", 5), slices=3)
     host.advance(MS)
-    assert host.events == [m.BlocksLeft(1, 0, 2, exhausted=True)]
+    assert host.events == [m.SlicesHeld(1, 0, 2, exhausted=True)]
 
 
 def test_online_blocks_start_first_and_in_order() -> None:
@@ -99,7 +100,7 @@ def test_online_blocks_start_first_and_in_order() -> None:
     start(host, 1, ("k0", 10), slices=2)
     start(host, 2, ("k0", 2), slices=2)
     start(host, 3, ("k0", 2), slices=2, online=True)
-    host.handle(m.ResizeJob(1, 0, 1))
+    host.handle(m.ResizeJob(JobId(1), 0, 0, 1))
     host.advance(MS)
     assert [(j.number, j.running, j.queued) for j in host.jobs.values()] == [
         (1, 0, 0),
@@ -107,7 +108,7 @@ def test_online_blocks_start_first_and_in_order() -> None:
         (3, 2, 0),
     ]
     host.run()
-    assert [e.job for e in host.events if isinstance(e, m.JobEnded)] == [3, 2]
+    assert [e.job for e in host.events if isinstance(e, m.RunEnded)] == [3, 2]
     assert host.jobs[1].done == 2
 
 
@@ -119,7 +120,7 @@ def test_launches_of_a_sequence_follow_each_other() -> None:
     host.advance(6 * MS)
     assert host.jobs[1].launch == 2
     host.advance(MS)
-    assert host.events[-1] == m.JobEnded(1, None, True, b"", 12, 12, 0, 0)
+    assert host.events[-1] == m.RunEnded(1, None, True, b"", 12, 12, 0, 0)
 
 
 def test_a_trap_ends_the_job_once_its_blocks_have_left() -> None:
@@ -136,7 +137,7 @@ def test_a_trap_ends_the_job_once_its_blocks_have_left() -> None:
 def test_a_kernel_that_never_ends() -> None:
     host = made(Behaviour(block_ns=None))
     start(host, 1, ("k0", 9), slices=2)
-    host.handle(m.EndJob(1))
+    host.handle(m.EndJob(JobId(1), 0))
     host.run()
     assert host.events == []
     assert host.jobs[1].held == 2
@@ -146,9 +147,9 @@ def test_a_kernel_that_never_ends() -> None:
 def test_ending_a_job(slices: int) -> None:
     host = made(Behaviour())
     start(host, 1, ("k0", 9), slices=slices)
-    host.handle(m.EndJob(1))
+    host.handle(m.EndJob(JobId(1), 0))
     host.run()
-    assert host.events == [m.JobEnded(1, None, False, b"", slices, 9, 0, slices and MS)]
+    assert host.events == [m.RunEnded(1, None, False, b"", slices, 9, 0, slices and MS)]
 
 
 ops = st.lists(
@@ -169,7 +170,7 @@ def test_every_task_block_runs_once_and_room_is_kept(steps: list[tuple[int, int,
             epochs[job] = 0
         elif what <= 1:
             epochs[job] += 1
-            host.handle(m.ResizeJob(job, amount, epochs[job]))
+            host.handle(m.ResizeJob(JobId(job), 0, amount, epochs[job]))
         else:
             host.advance(amount * MS // 2)
         used = sum(
@@ -177,9 +178,9 @@ def test_every_task_block_runs_once_and_room_is_kept(steps: list[tuple[int, int,
         )
         assert used <= host.sms
     for job, epoch in epochs.items():
-        host.handle(m.ResizeJob(job, 1, epoch + 1))
+        host.handle(m.ResizeJob(JobId(job), 0, 1, epoch + 1))
     host.run()
-    ended = [event for event in host.events if isinstance(event, m.JobEnded)]
+    ended = [event for event in host.events if isinstance(event, m.RunEnded)]
     assert sorted(event.job for event in ended) == sorted(epochs)
     assert all((event.complete, event.done, event.total) == (True, 12, 12) for event in ended)
 
@@ -251,8 +252,8 @@ async def test_it_dies_when_it_is_told_and_starts_again_empty() -> None:
 async def test_time_may_run_by_itself() -> None:
     front = Front(FakeHost(auto=True))
     packed = m.HOST_PROTOCOL.encode_records([row(5, "any", 4)])
-    await front.send(m.Load(1, 5, 9, "x"), m.StartJob(1, 9, packed, 1, 4, 0, online=False))
-    assert list(front.received())[-1] == m.JobEnded(1, None, True, b"", 4, 4, 0, 0)
+    await front.send(m.Load(1, 5, 9, "x"), m.StartRun(1, 9, packed, 1, 4, 0, online=False))
+    assert list(front.received())[-1] == m.RunEnded(1, None, True, b"", 4, 4, 0, 0)
     front.close()
 
 
@@ -271,15 +272,15 @@ def test_a_killable_kernel_leaves_when_it_is_killed() -> None:
     rows = [row(MODULE, f"k{index}__gpud_killable", 8, occupancy=1) for index in range(2)]
     for job, one in enumerate(rows, 1):
         packed = m.HOST_PROTOCOL.encode_records([one])
-        host.handle(m.StartJob(job, 1, packed, 1, 2, 0, online=False))
+        host.handle(m.StartRun(job, 1, packed, 1, 2, 0, online=False))
     host.advance(MS)
-    host.handle(m.KillJob(1))
-    assert host.events == [m.JobEnded(1, None, False, b"", 0, 8, 0, 0)]
-    host.handle(m.KillJob(2))
-    host.handle(m.KillJob(3))  # it has ended, or never was
+    host.handle(m.KillJob(JobId(1), 0))
+    assert host.events == [m.RunEnded(1, None, False, b"", 0, 8, 0, 0)]
+    host.handle(m.KillJob(JobId(2), 0))
+    host.handle(m.KillJob(JobId(3), 0))  # it has ended, or never was
     assert list(host.jobs) == [2]
     host.advance(3 * MS)
-    assert host.events[-1] == m.JobEnded(2, None, False, b"", 0, 8, 0, 3 * MS)
+    assert host.events[-1] == m.RunEnded(2, None, False, b"", 0, 8, 0, 3 * MS)
     assert host.jobs == {}
 
 
@@ -292,9 +293,9 @@ def test_a_kernel_that_does_not_poll_stays_when_it_is_killed(
 ) -> None:
     host = made(behaviour)
     packed = m.HOST_PROTOCOL.encode_records([row(MODULE, entry, 8, occupancy=1)])
-    host.handle(m.StartJob(1, 1, packed, 1, 2, 0, online=False))
-    host.handle(m.EndJob(1))
-    host.handle(m.KillJob(1))
+    host.handle(m.StartRun(1, 1, packed, 1, 2, 0, online=False))
+    host.handle(m.EndJob(JobId(1), 0))
+    host.handle(m.KillJob(JobId(1), 0))
     host.run()
     assert list(host.jobs) == [1]
 
@@ -302,10 +303,10 @@ def test_a_kernel_that_does_not_poll_stays_when_it_is_killed(
 def test_blocks_that_end_when_they_are_killed_leave_once() -> None:
     host = made(Behaviour(block_ns=MS, poll_ns=MS))
     packed = m.HOST_PROTOCOL.encode_records([row(MODULE, "k0__gpud_killable", 8, occupancy=1)])
-    host.handle(m.StartJob(1, 1, packed, 1, 3, 0, online=False))
-    host.handle(m.KillJob(1))
+    host.handle(m.StartRun(1, 1, packed, 1, 3, 0, online=False))
+    host.handle(m.KillJob(JobId(1), 0))
     host.run()
-    assert [type(event) for event in host.events].count(m.JobEnded) == 1
+    assert [type(event) for event in host.events].count(m.RunEnded) == 1
     start(host, 2, ("k0", 4), slices=4)
     host.run()
     assert host.now_ns == 2 * MS  # all capacity is free again

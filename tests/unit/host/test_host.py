@@ -99,9 +99,9 @@ def case() -> Iterator[Case]:
     one.link.close()
 
 
-def start(job: int, *rows: m.Launch) -> m.StartJob:
+def start(job: int, *rows: m.HostLaunch) -> m.StartRun:
     packed = m.HOST_PROTOCOL.encode_records(rows)
-    return m.StartJob(job, 9, packed, 1, 1, 0, online=False)
+    return m.StartRun(job, 9, packed, 1, 1, 0, online=False)
 
 
 def test_an_error_arrives_with_its_fields(case: Case) -> None:

@@ -164,9 +164,9 @@ def test_a_command_that_cannot_be_read_is_refused(kind: Any) -> None:
 
 def test_a_start_that_cannot_be_read_is_the_end_of_its_job() -> None:
     case = Case(LOST)
-    (ended,) = case.answers(cut(m.StartJob, 7, "a session"))
-    assert (type(ended), ended.job, ended.complete) == (m.JobEnded, 7, False)
-    assert "StartJob cannot be read" in ended.error["message"]
+    (ended,) = case.answers(cut(m.StartRun, 7, "a session"))
+    assert (type(ended), ended.job, ended.complete) == (m.RunEnded, 7, False)
+    assert "StartRun cannot be read" in ended.error["message"]
     case.close()
 
 
@@ -179,7 +179,7 @@ def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
     assert job.run.ended
     assert f"{kind.__name__} cannot be read" in str(job._error)
     del case.host._jobs[7]
-    if kind is not m.StartJob:  # the job has ended meanwhile, and that was reported
+    if kind is not m.StartRun:  # the job has ended meanwhile, and that was reported
         case.receive(cut(kind, 7, "?"))
     assert not case.lost
     case.close()
@@ -191,7 +191,7 @@ def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
         *(cut(kind) for kind in (*TICKETED, *OF_A_JOB)),
         *(cut(kind, "?", "?") for kind in COMMANDS),
         *(cut(kind, 5, 5, 5) for kind in NAMELESS),
-        cut(m.JobEnded, 5),
+        cut(m.RunEnded, 5),
         frame(b"\x92\x3f\x05"),
         frame(b"\x90"),
         frame(b"\x05"),
@@ -244,7 +244,7 @@ class BrokenRun:
 def running(run: BrokenRun) -> tuple[RunningJob, list[BaseException], list[Any]]:
     lost: list[BaseException] = []
     sent: list[Any] = []
-    command = m.StartJob(7, 1, b"", 1, 2, 0, online=False)
+    command = m.StartRun(7, 1, b"", 1, 2, 0, online=False)
     one = RunningJob(command, sent.append, lambda _: None, lost.append)
     one.start(run)
     return one, lost, sent
@@ -262,7 +262,7 @@ def test_a_job_whose_device_is_lost_is_not_blamed() -> None:
     run.error = LOST
     one, lost, sent = running(run)
     one.on_over()
-    assert (lost, sent) == ([LOST], []), "no JobEnded: the front reports the end of all jobs"
+    assert (lost, sent) == ([LOST], []), "no RunEnded: the front reports the end of all jobs"
 
 
 def test_the_process_ends_with_the_reason_as_its_last_line() -> None:

@@ -13,6 +13,7 @@ import pytest
 from gpud.device.host import messages as m
 from gpud.device.host.link import Link
 from gpud.errors import FrameError, ProtocolError
+from gpud.units import JobId
 from gpud.wire.framing import frame
 
 Ends = tuple[Link, socket.socket]
@@ -33,7 +34,7 @@ def encoded(*commands: object) -> bytes:
 
 def test_commands_come_in_order_however_they_are_cut(ends: Ends) -> None:
     link, front = ends
-    commands = [m.EndJob(1), m.ResizeJob(2, 3, 4), m.Load(1, 2, 3, "x" * 1000)]
+    commands = [m.EndJob(JobId(1), 0), m.ResizeJob(JobId(2), 0, 3, 4), m.Load(1, 2, 3, "x" * 1000)]
     data = encoded(*commands)
     received = link.receive()
     front.sendall(data[:3])
@@ -46,13 +47,15 @@ def test_commands_come_in_order_however_they_are_cut(ends: Ends) -> None:
 
 def test_an_undecodable_message_is_yielded_and_the_next_one_follows(ends: Ends) -> None:
     link, front = ends
-    front.sendall(frame(b"\x91\x7f") + encoded(m.BlocksLeft(1, 0, 0, exhausted=True), m.EndJob(1)))
+    front.sendall(
+        frame(b"\x91\x7f") + encoded(m.SlicesHeld(1, 0, 0, exhausted=True), m.EndJob(JobId(1), 0))
+    )
     front.close()
     unknown, from_the_wrong_side, good = link.receive()
-    assert (unknown.kind, from_the_wrong_side.kind) == (None, m.BlocksLeft)
+    assert (unknown.kind, from_the_wrong_side.kind) == (None, m.SlicesHeld)
     assert isinstance(unknown.error, ProtocolError)
     assert isinstance(from_the_wrong_side.error, ProtocolError)
-    assert good == m.EndJob(1)
+    assert good == m.EndJob(JobId(1), 0)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\0", frame(b"\xc1")])
@@ -83,7 +86,7 @@ def test_descriptors_come_in_the_order_of_their_commands(ends: Ends) -> None:
 def test_a_message_may_come_without_a_descriptor(ends: Ends) -> None:
     link, front = ends
     front.sendmsg(
-        [encoded(m.EndJob(1))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i"))]
+        [encoded(m.EndJob(JobId(1), 0))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i"))]
     )
     next(link.receive())
     assert link.take_descriptor() is None
@@ -100,9 +103,9 @@ def test_events_for_a_front_that_has_gone_are_dropped(ends: Ends) -> None:
 def test_a_front_that_vanishes_with_commands_unread(ends: Ends) -> None:
     link, front = ends
     link.send(m.Replied(1))
-    front.sendall(encoded(m.EndJob(1)))
+    front.sendall(encoded(m.EndJob(JobId(1), 0)))
     front.close()  # unread data: the kernel resets the connection
-    assert list(link.receive()) in ([], [m.EndJob(1)])
+    assert list(link.receive()) in ([], [m.EndJob(JobId(1), 0)])
 
 
 def test_closing_ends_a_send_that_waits_and_drops_what_comes_after(ends: Ends) -> None:

@@ -49,7 +49,7 @@ class Case:
         self.sent: list[Any] = []
         self.forgotten: list[RunningJob] = []
         self.run = FakeRun()
-        command = m.StartJob(7, 1, b"", 1, slices, 0, online=False)
+        command = m.StartRun(7, 1, b"", 1, slices, 0, online=False)
         self.running = RunningJob(command, self.send, self.forgotten.append)
 
     def send(self, event: Any) -> None:
@@ -67,7 +67,7 @@ class Case:
         self.running.on_over()
 
 
-ENDED = m.JobEnded(7, None, True, b"out", 9, 9, 4, 5)
+ENDED = m.RunEnded(7, None, True, b"out", 9, 9, 4, 5)
 
 
 def test_a_start_is_not_reported() -> None:
@@ -83,7 +83,7 @@ def test_each_block_that_leaves_is_reported() -> None:
     case.run.exhausted = True
     case.leave(2)
     case.leave(1)
-    assert case.sent == [m.BlocksLeft(7, 0, held, exhausted=True) for held in (2, 1)]
+    assert case.sent == [m.SlicesHeld(7, 0, held, exhausted=True) for held in (2, 1)]
 
 
 def test_the_last_blocks_are_reported_by_the_end_alone() -> None:
@@ -110,7 +110,7 @@ def test_a_stop_is_reported() -> None:
     case = Case()
     case.start()
     case.running.resize(0, 1)
-    assert case.sent == [m.BlocksLeft(7, 1, 0, exhausted=False)]
+    assert case.sent == [m.SlicesHeld(7, 1, 0, exhausted=False)]
 
 
 def test_each_resize_is_reported_even_if_nothing_changes() -> None:
@@ -126,7 +126,7 @@ def test_blocks_that_leave_during_a_resize_are_reported_once_with_its_epoch() ->
     case.start()
     case.run.during_resize = lambda: case.leave(1)
     case.running.resize(1, 1)
-    assert case.sent == [m.BlocksLeft(7, 1, 1, exhausted=False)]
+    assert case.sent == [m.SlicesHeld(7, 1, 1, exhausted=False)]
 
 
 @pytest.mark.parametrize("during", ["start", "resize"])
@@ -241,7 +241,7 @@ def test_an_end_that_comes_while_a_report_is_sent_follows_it() -> None:
     case.finish()
     gate.opened.set()
     sender.join(TIMEOUT_S)
-    assert [type(event) for event in case.sent] == [m.BlocksLeft, m.JobEnded]
+    assert [type(event) for event in case.sent] == [m.SlicesHeld, m.RunEnded]
 
 
 def test_a_resize_waits_for_the_report_that_is_being_sent() -> None:

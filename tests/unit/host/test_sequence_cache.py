@@ -1,4 +1,4 @@
-"""The cache of sequences prepared from the launches of `StartJob`."""
+"""The cache of sequences prepared from the launches of `StartRun`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpud.device.host.messages import HOST_PROTOCOL, Launch
+from gpud.device.host.messages import HOST_PROTOCOL, HostLaunch
 from gpud.device.host.sequence_cache import SequenceCache
 from gpud.device.interface import LaunchSpec
 from gpud.errors import InvalidArgument, LaunchConfigError, ProtocolError, UnknownName
@@ -38,7 +38,7 @@ def made(limit_bytes: int = 1 << 20) -> tuple[SequenceCache, FakeDevice]:
     return SequenceCache(cast(Any, device), kernel, limit_bytes=limit_bytes), device
 
 
-def packed(*rows: Launch) -> bytes:
+def packed(*rows: HostLaunch) -> bytes:
     return HOST_PROTOCOL.encode_records(rows)
 
 

@@ -38,7 +38,14 @@ class Session:
         self.gone = False
         self.bodies: list[bytes] = []
         self.on_body: Callable[[bytes], None] = lambda body: None
-        self.stream = Stream(ours, outbox, Limits(), on_body=self._on_body, on_end=self._on_end)
+        self.stream = Stream(
+            ours,
+            outbox,
+            Limits(),
+            encode=wm.CLIENT_PROTOCOL.encode,
+            on_body=self._on_body,
+            on_end=self._on_end,
+        )
         self.stream.start()
         self._decoder = FrameDecoder()
         self._received: list[Any] = []
@@ -51,7 +58,7 @@ class Session:
         self.gone = True
 
     def fail(self, request: int, error: GpudError) -> None:
-        self.stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))
+        self.stream.send(wm.Failed(request, error.to_wire()))
 
     @property
     def received(self) -> list[Any]:

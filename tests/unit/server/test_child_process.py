@@ -22,9 +22,7 @@ pytestmark = pytest.mark.asyncio
 def new_child(on_end: Callable[[str], None]) -> ChildProcess:
     """One that has not begun."""
     outbox = Outbox(asyncio.get_running_loop())
-    return ChildProcess(
-        "child", HOST_PROTOCOL, outbox, on_message=lambda message: None, on_end=on_end
-    )
+    return ChildProcess("child", HOST_PROTOCOL, outbox, handlers={}, on_end=on_end)
 
 
 async def reason_of(code: str) -> str:

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gpud.errors import CompileError, GpudError, KernelNotFound
 from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
-from gpud.server.hosts.compile_process import Source
+from gpud.server.hosts.compile_process import CompileProcess, Source
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 from tests.integration.daemon_world import until
@@ -83,16 +83,16 @@ async def test_a_process_that_somebody_kills_costs_nobody_a_program(compiler: Co
 async def test_a_program_that_kills_its_process_costs_the_others_nothing(
     compiler: CompilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadly, killed, send = source("deadly"), [], ChildProcess.send
+    deadly, killed, compile_ = source("deadly"), [], CompileProcess.compile
 
-    def sent(self: ChildProcess, message: Any) -> None:
-        send(self, message)
-        if getattr(message, "source", None) == deadly.text:
+    def compiling(self: CompileProcess, wanted: Source, *rest: Any, **more: Any) -> None:
+        compile_(self, wanted, *rest, **more)
+        if wanted == deadly:
             assert self.pid is not None
             killed.append(self.pid)
             os.kill(self.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(ChildProcess, "send", sent)
+    monkeypatch.setattr(CompileProcess, "compile", compiling)
     first, second = Answers(), Answers()
     compiler.compile(deadly, CompileWaiter(7, first))
     compiler.compile(source("second"), CompileWaiter(7, second))

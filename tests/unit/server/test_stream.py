@@ -29,6 +29,7 @@ class Peer:
             ours,
             outbox,
             limits,
+            encode=bytes,
             on_body=self._on_body,
             on_end=self.ends.append,
             on_broken=self._on_broken,

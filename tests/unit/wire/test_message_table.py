@@ -345,7 +345,8 @@ def test_one_record() -> None:
 def test_loads_nothing_heavy() -> None:
     program = (
         "import gpud.wire.messages, gpud.device.host.messages, gpud.wire.socket_path, sys;"
-        "heavy = {'numpy', 'asyncio', 'llvmlite', 'cuda', 'uvloop', 'typer', 'rich', 'gpud.core',"
+        "heavy = {'numpy', 'asyncio', 'llvmlite', 'cuda', 'uvloop', 'typer', 'rich',"
+        "         'gpud.core.scheduler',"
         "         'gpud.compiler', 'gpud.server', 'gpud.config', 'gpud.device.cpu'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
