@@ -120,8 +120,8 @@ def _half_ops() -> list[Op]:
     ones = np.uint32(0x3C00)
     swapped = ".reg .b32 x, y; mov.b32 x, {a, b}; mov.b32 y, {b, a};"
 
-    def pair(name: str, low: int, high: int) -> Compare:
-        compare = _of("f16", name)
+    def pair(name: str, low: int, high: int, *, ftz: bool = False) -> Compare:
+        compare = _of("f16", name, ftz=ftz)
         return lambda a, b: (
             np.where(compare(a, b), low, 0) | np.where(compare(b, a), high, 0)
         ).astype(np.uint32)
@@ -134,9 +134,11 @@ def _half_ops() -> list[Op]:
         Op(f"{{ {swapped} set.geu.f16x2.f16x2 d, x, y; }}", "u4", pair("geu", 0x3C00, 0x3C000000)),
         Op(f"{{ {swapped} set.le.u32.f16x2 d, x, y; }}", "u4", pair("le", 0xFFFF, 0xFFFF0000)),
         *(
-            Op(f"{{ {swapped} .reg .pred p, q; setp.{name}.f16x2 p|q, x, y;"
-               " selp.u32 d, 1, 0, p; @q or.b32 d, d, 2; }", "u4", pair(name, 1, 2))
+            Op(f"{{ {swapped} .reg .pred p, q; setp.{name}{ftz}.f16x2 p|q, x, y;"
+               " selp.u32 d, 1, 0, p; @q or.b32 d, d, 2; }", "u4",
+               pair(name, 1, 2, ftz=bool(ftz)))
             for name in ("lt", "gtu")
+            for ftz in ("", ".ftz")
         ),
     ]  # fmt: skip
 
