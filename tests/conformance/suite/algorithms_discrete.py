@@ -71,6 +71,7 @@ extern "C" __global__ void sha256(const unsigned* blocks, unsigned* out, int n, 
     unsigned w[64], h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                             0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     for (int i = 0; i < 16; ++i) w[i] = __byte_perm(blocks[t * 16 + i], 0, 0x0123);
+    #pragma unroll 8
     for (int i = 16; i < 64; ++i) {
         unsigned a = w[i - 15], b = w[i - 2];
         w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7]
@@ -78,6 +79,8 @@ extern "C" __global__ void sha256(const unsigned* blocks, unsigned* out, int n, 
     }
     unsigned v[8];
     for (int i = 0; i < 8; ++i) v[i] = h[i];
+    // Whole, they take longer to compile than all of the other algorithms.
+    #pragma unroll 8
     for (int i = 0; i < 64; ++i) {
         unsigned e = v[4], a = v[0];
         unsigned t1 = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25))
