@@ -46,7 +46,7 @@ JobT = TypeVar("JobT", bound=JobBase)
 class PackedSequence(NamedTuple):
     """The launches of a job, packed for a device.
 
-    ``records``: a `gpud.wire.messages.Launch` for each of them; ``rest``: those after the first.
+    ``records``: a `gpud.wire.messages.LaunchRecord` for each; ``rest``: those after the first.
     ``need``: slices that launches in form ``whole`` need at once; 0 without such launches.
     """
 

@@ -30,14 +30,12 @@ from gpud.units import Partitions
 
 __all__ = ["check_amounts", "check_resize", "check_submission", "size"]
 
-_MOST_WEIGHT = 1000
 _GONE = DeviceState.GONE  # a global: looking it up in its class takes ten times as long
 
 
 def check_amounts(
     reservation: Fraction | None,
     quota: Fraction | None,
-    weight: int = 1,
     *,
     exclusive: bool = False,
 ) -> GpudError | None:
@@ -56,8 +54,6 @@ def check_amounts(
     for name, share in (("reservation", reservation), ("quota", quota)):
         if share is not None and share <= 0:
             return InvalidArgument(f"a {name} must be more than 0 SMs, not {share}")
-    if not 1 <= weight <= _MOST_WEIGHT:
-        return InvalidArgument(f"a weight is 1 to {_MOST_WEIGHT}, not {weight}")
     return None
 
 
@@ -83,7 +79,7 @@ def check_submission(
         return UnknownName(f"there is no device {job.device}; there are: {known}")
     if device.state is _GONE:
         return device.lost_error("failed for good and is not started again; use another device")
-    refusal = check_amounts(job.reservation, job.quota, job.weight, exclusive=job.exclusive)
+    refusal = check_amounts(job.reservation, job.quota, exclusive=job.exclusive)
     if refusal is None and job.exclusive and not policy.keeps_reservations:
         refusal = InvalidArgument(
             f"the daemon's policy {policy.name!r} keeps no reservations, so no job has SMs of its "

@@ -15,7 +15,7 @@ class TextFormatter(logging.Formatter):
     """``2026-01-31 12:00:00.000 warning server.hosts.device: device host 0 is gone``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record on one line; a traceback follows on its own.
+        """Return the record on one line; a traceback follows on its own.
 
         Names of programs come from clients: characters that a terminal might act on are replaced.
         """
@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON document on a line: ``at``, ``level``, ``logger``, ``message``, ``traceback``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         at = datetime.fromtimestamp(record.created, UTC)
         found = {
             "at": at.isoformat(timespec="milliseconds"),

@@ -31,7 +31,7 @@ _COMPILE_MARGIN_S = 10.0
 
 
 def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
-    """The scheduler's settings.
+    """Return the scheduler's settings.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -47,7 +47,7 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
 
 
 def device_specs(config: Config, *, look: bool = True) -> list[str]:
-    """The devices' full names; ``auto`` becomes a GPU if there is one. May take a second.
+    """Return the devices' full names; ``auto`` becomes a GPU if there is one. May take a second.
 
     Args:
         config: names the devices.
@@ -73,7 +73,7 @@ def device_specs(config: Config, *, look: bool = True) -> list[str]:
 
 
 def host_limits(config: Config) -> HostLimits:
-    """The time limits of device hosts.
+    """Return the time limits of device hosts.
 
     For compilations it is more than the host's own limit on its compile process, so that the host
     normally ends that process itself.
@@ -83,7 +83,7 @@ def host_limits(config: Config) -> HostLimits:
 
 
 def host_arguments(config: Config) -> tuple[str, ...]:
-    """The arguments of a device host except its device."""
+    """Return the arguments of a device host except its device."""
     return (
         "--compile-seconds",
         str(config.compile_timeout_ns / 1e9),
@@ -96,7 +96,7 @@ def host_arguments(config: Config) -> tuple[str, ...]:
 
 
 def compile_arguments(config: Config) -> tuple[str, ...]:
-    """The arguments of a compile process."""
+    """Return the arguments of a compile process."""
     return (
         "--confine",
         "--memory-bytes",
@@ -114,7 +114,7 @@ def _dump_arguments(config: Config) -> tuple[str, ...]:
 
 
 def memory_limits(config: Config, devices: Sequence[DeviceStatus]) -> MemoryLimits:
-    """The limits on arrays for ``devices``, which are ready."""
+    """Return the limits on arrays for ``devices``, which are ready."""
     limits = MemoryLimits([], [], [])
     for device in devices:
         assert device.info is not None

@@ -34,7 +34,7 @@ from gpud.wire.message_table import MessageTable, Sender
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena", "Cancel",
     "Compile", "Compiled", "Describe", "Download", "Failed", "Finished", "Follow", "Free",
-    "Goodbye", "Happened", "Hello", "Launch", "Measure", "Measured", "Query", "ReadSymbol",
+    "Goodbye", "Happened", "Hello", "LaunchRecord", "Measure", "Measured", "Query", "ReadSymbol",
     "Resize", "Submit", "Unload", "Upload", "Welcome", "WriteSymbol",
 ]  # fmt: skip
 
@@ -63,7 +63,7 @@ Amount = Annotated[tuple[int, int] | None, optional(amount()), "CapSM, exact; ni
 
 
 @_record
-class Launch(NamedTuple):
+class LaunchRecord(NamedTuple):
     """One launch of a job. `Submit` holds a list of these, packed as one binary field."""
 
     module: Module
@@ -152,7 +152,7 @@ class Free(NamedTuple):
 
 @_client(7)
 class Submit(NamedTuple):
-    """Run one launch, or a chain of launches, as a job; answered by `Finished` when it has ended.
+    """Run a sequence of one or more launches as a job; answered by `Finished` when it has ended.
 
     ``reservation`` makes the job online, ``quota`` offline; neither means offline with the whole
     device as quota; both are refused.
@@ -162,7 +162,7 @@ class Submit(NamedTuple):
         int, uint(32, least=1), "of the job: 1 for the session's first, then one more each"
     ]
     device: Device
-    launches: Annotated[bytes, blob(1 << 24), "msgpack of a list of `Launch`, one or more"]
+    launches: Annotated[bytes, blob(1 << 24), "msgpack of a list of `LaunchRecord`, one or more"]
     reservation: Amount = None
     quota: Amount = None
     stream: Annotated[int, uint(32), "jobs of one stream run in order; 0 is the default one"] = 0

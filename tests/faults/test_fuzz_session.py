@@ -158,7 +158,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def submit(self, module: int, *, parameters: bytes = bytes(8), **more: Any) -> Any:
         self.last += 1
-        launch = wm.Launch(module, 0, (5, 1, 1), SHAPE, 0, parameters)
+        launch = wm.LaunchRecord(module, 0, (5, 1, 1), SHAPE, 0, parameters)
         data = CLIENT_PROTOCOL.encode_records([launch])
         self.talk.message(wm.Submit(self.last, 0, data, **more))
         self.talk.until(lambda: not self.talk.account.open, "a job")

@@ -196,7 +196,7 @@ class Client:
 
 def launch(module: int, blocks: int = 4, threads: int = 32, parameters: bytes = bytes(8)) -> Any:
     """A launch of a module's first kernel."""
-    return wm.Launch(module, 0, (blocks, 1, 1), (threads, 1, 1), 0, parameters)
+    return wm.LaunchRecord(module, 0, (blocks, 1, 1), (threads, 1, 1), 0, parameters)
 
 
 class World:

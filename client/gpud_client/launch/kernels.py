@@ -47,7 +47,7 @@ class Parameter(NamedTuple):
 
 
 class PackedLaunch(NamedTuple):
-    """A launch packed for a device: its `gpud.wire.messages.Launch`, M and its form."""
+    """A launch packed for a device: its `gpud.wire.messages.LaunchRecord`, M and its form."""
 
     device: Device
     loaded: LoadedModule

@@ -146,7 +146,7 @@ class Answers:
 
 
 def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps[list[_T]]:
-    """The last ``limit`` elements for which ``fits`` is true, in their order; 0: all."""
+    """Return the last ``limit`` elements for which ``fits`` is true, in their order; 0: all."""
     chosen: list[_T] = []
     for index, one in enumerate(reversed(found)):
         if not index % _LOOKS_AT_ONCE:
@@ -160,7 +160,7 @@ def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps
 
 
 def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
-    """An array of ``row(one)`` for each element; of the last ones if all exceed `MOST_BYTES`."""
+    """Return an array of ``row(one)`` for each element; the last if all exceed `MOST_BYTES`."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     size = 0
@@ -178,7 +178,7 @@ def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
 
 
 def items(found: Iterable[Any]) -> Steps[Packed]:
-    """An array of an iterable's elements."""
+    """Return an array of an iterable's elements."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     count = 0
@@ -196,7 +196,7 @@ def items(found: Iterable[Any]) -> Steps[Packed]:
 
 
 def _packed(value: Any) -> list[bytes]:
-    """A value as msgpack; it, or a map's values, may be `Packed`."""
+    """Return a value as msgpack; it, or a map's values, may be `Packed`."""
     packer = msgpack.Packer()
     if isinstance(value, Packed):
         return [packer.pack_array_header(value.length), *value.parts]

@@ -23,7 +23,7 @@ from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import JobId, SessionId, job_id
-from gpud.wire.messages import CLIENT_PROTOCOL, Finished, Launch, Submit
+from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Submit
 
 __all__ = ["Submission", "refuse"]
 
@@ -122,7 +122,7 @@ class Submission:
         Raises:
             GpudError: one of the launches is invalid; the message says which.
         """
-        launches = CLIENT_PROTOCOL.decode_records(Launch, data, least=1, most=_MOST_LAUNCHES)
+        launches = CLIENT_PROTOCOL.decode_records(LaunchRecord, data, least=1, most=_MOST_LAUNCHES)
         wire: list[list[Any]] = []
         shapes: list[LaunchShape] = []
         needs: list[tuple[Module, Shape]] = []
@@ -168,7 +168,7 @@ class Submission:
         return sequence
 
     def _checked(
-        self, session: Session, device: int, launch: Launch, *, killable: bool
+        self, session: Session, device: int, launch: LaunchRecord, *, killable: bool
     ) -> tuple[Module, Kernel, int, str]:
         """Validate a launch; return its module, kernel, M and form."""
         module = session.module(launch.module)

@@ -134,7 +134,7 @@ class CompilePool:
         self._dispatch()
 
     def describe(self) -> str:
-        """The state of the pool, for `gpuctl doctor`."""
+        """Return the state of the pool, for `gpuctl doctor`."""
         pids = ", ".join(map(str, self.pids)) or "none"
         return f"processes: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
 
@@ -242,7 +242,7 @@ class CompilePool:
         process.start()
 
     def _on_end(self, process: CompileProcess, reason: str, too_long: bool) -> None:
-        """A process has ended: it was killed, by the daemon or from outside, or has crashed."""
+        """Replace a process that was killed, by the daemon or from outside, or has crashed."""
         leaving = asyncio.ensure_future(process.closed())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)

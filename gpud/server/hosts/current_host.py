@@ -36,4 +36,4 @@ class CurrentHost(Protocol):
         """How the last host ended."""
 
     def lost_error(self, reason: str) -> DeviceLost:
-        """The error for a request that this device cannot serve now."""
+        """Return the error for a request that this device cannot serve now."""

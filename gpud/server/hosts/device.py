@@ -256,7 +256,7 @@ class Device(DeviceStatus):
         self._begin(_BACKOFF_S[min(ends, len(_BACKOFF_S)) - 1])
 
     def lost_error(self, reason: str) -> DeviceLost:
-        """The error for a request that this device cannot serve now."""
+        """Return the error for a request that this device cannot serve now."""
         return DeviceLost(f"device {self.index} ({self.spec}) {reason}", device=self.spec)
 
     def _forget_host(self, reason: str) -> None:

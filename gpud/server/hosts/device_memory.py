@@ -72,7 +72,7 @@ class DeviceArrays:
     # -- arrays
 
     def arrays_of(self, session: int) -> list[ArrayExtent]:
-        """A session's arrays, for which a new host must commit memory."""
+        """Return a session's arrays, for which a new host must commit memory."""
         return self.copies.arrays(SessionId(session))
 
     def commit(self, session: SessionId, address: int, on_reply: OnReply) -> None:
@@ -251,7 +251,7 @@ class DeviceArrays:
     # -- jobs
 
     def problem(self, session: SessionId, number: int) -> DeviceLost | None:
-        """The error if a job must not be started because it could use lost values; else None."""
+        """Return why a job, which could use lost values, must not be started; None if it may be."""
         found = self.copies.lost_arrays(session, number)
         return None if found is None else self._host.lost_error(_described(found))
 

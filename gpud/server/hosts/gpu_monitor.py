@@ -57,7 +57,7 @@ class GpuMonitor:
         self._over = False
 
     def metrics(self) -> dict[str, Any]:
-        """The last reading, by names that begin with ``gpu_``; None: unknown."""
+        """Return the last reading, by names that begin with ``gpu_``; None: unknown."""
         known = {f"gpu_{name}": value for name, value in self._state._asdict().items()}
         return {**known, "gpu_last_xid": self._last_xid}
 

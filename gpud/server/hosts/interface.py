@@ -39,18 +39,18 @@ class DeviceObserver(Protocol):
     """Receives a device's notifications; implemented by `gpud.server.hosts.runner.Runner`."""
 
     def device_ready(self, device: DeviceStatus) -> None:
-        """A host has become ready."""
+        """Take notice that a host has become ready."""
 
     def device_failed(
         self, device: DeviceStatus, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
-        """A host that had been ready is lost; see `gpud.core.events.DeviceFailed`."""
+        """Take notice that a ready host is lost; see `gpud.core.events.DeviceFailed`."""
 
     def device_given_up(self, device: DeviceStatus, reason: str) -> None:
-        """The device has failed for good: no other host is started."""
+        """Take notice that the device has failed for good: no other host is started."""
 
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
-        """The current host holds what a job needs, or preparing it failed with ``error``."""
+        """Take notice that the host is prepared for a job, or that this failed with ``error``."""
 
     def blocks_left(self, message: hm.SlicesHeld) -> None:
         """See `gpud.device.host.messages.SlicesHeld`."""
@@ -65,4 +65,4 @@ class DeviceObserver(Protocol):
         """Arrays of a session are lost: their values were only in the memory of the lost host."""
 
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
-        """(base, size, descriptor) of a session's arena on a device, if it has one there."""
+        """Return (base, size, descriptor) of a session's arena on a device, if it has one there."""

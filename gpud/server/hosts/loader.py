@@ -98,7 +98,7 @@ class Loader:
             written.write(name, offset, data, constant=name not in module.program.variables)
 
     def read_problem(self, module: Module, name: str) -> DeviceLost | None:
-        """The error for the first read of a variable after its values were lost; else None."""
+        """Return the error for a variable's first read after its values were lost; else None."""
         if name not in module.program.variables or module.number not in self._gone:
             return None
         reason = self._gone.pop(module.number)
@@ -159,7 +159,7 @@ class Loader:
         self._quarantine.ask(case, verdict)
 
     def _rewriting(self, module: int, on_reply: OnReply) -> OnReply:
-        """Wraps ``on_reply``: after the load, repeats the session's writes to variables."""
+        """Wrap ``on_reply``: after the load, repeat the session's writes to variables."""
         if module not in self._written:
             return on_reply
         written = self._written[module][1]
@@ -177,5 +177,5 @@ class Loader:
 
 
 def write_message(module: int, name: str, offset: int, data: bytes, ticket: int) -> hm.WriteSymbol:
-    """The message that writes to a variable."""
+    """Return the message that writes to a variable."""
     return hm.WriteSymbol(ticket, module, name, offset, data)

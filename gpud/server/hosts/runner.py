@@ -167,7 +167,7 @@ class Runner:
     # -- from the devices (gpud.server.hosts.interface.DeviceObserver)
 
     def device_ready(self, device: DeviceStatus) -> None:
-        """A host has become ready."""
+        """Take notice that a host has become ready."""
         assert device.info is not None
         now_ns = time.monotonic_ns()
         self._records.add_event(
@@ -180,7 +180,7 @@ class Runner:
     def device_failed(
         self, device: DeviceStatus, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
-        """A host that had been ready is lost."""
+        """Take notice that a host that had been ready is lost."""
         now_ns = time.monotonic_ns()
         self._records.add_event(
             now_ns,
@@ -223,7 +223,7 @@ class Runner:
         )
 
     def device_given_up(self, device: DeviceStatus, reason: str) -> None:
-        """The device has failed for good: jobs that wait for it fail."""
+        """Take notice that the device has failed for good: jobs that wait for it fail."""
         now_ns = time.monotonic_ns()
         self._records.add_event(
             now_ns, "device-given-up", None, ("device", device.index), ("reason", reason)
@@ -231,11 +231,11 @@ class Runner:
         self.feed(ev.DeviceFailed(now_ns, device.index, reason, final=True))
 
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
-        """(base, size, descriptor) of a session's arena on a device, if it has one there."""
+        """Return (base, size, descriptor) of a session's arena on a device, if it has one there."""
         return self._arenas.arena_of(session, device)
 
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
-        """A host holds what a job needs, or preparing it failed with ``error``."""
+        """Take notice that a host holds what a job needs, or preparing it failed with ``error``."""
         known = self._jobs.get(job)
         if known is None:
             return
@@ -244,7 +244,7 @@ class Runner:
         self.feed(ev.JobPrepared(time.monotonic_ns(), job, error is not None))
 
     def blocks_left(self, message: hm.SlicesHeld) -> None:
-        """A host reports the slices that a job occupies."""
+        """Take notice of the slices that a job occupies."""
         job = self._jobs.get(JobId(message.job))
         if job is None:
             return
@@ -258,7 +258,7 @@ class Runner:
             self._changed(job, time.monotonic_ns())
 
     def job_ended(self, message: hm.RunEnded) -> None:
-        """A host reports that a job has ended."""
+        """Take notice that a job has ended."""
         job = self._jobs.get(JobId(message.job))
         if job is None:
             return

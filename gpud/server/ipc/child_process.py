@@ -277,7 +277,7 @@ def oom_kills() -> int:
 
 
 def _described(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if code >= 0:
         return f"ended with exit status {code}"
     with suppress(ValueError):

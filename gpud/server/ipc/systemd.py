@@ -35,7 +35,7 @@ def notify(text: str, environ: MutableMapping[str, str] | None = None) -> bool:
 
 
 def activated(environ: MutableMapping[str, str] | None = None) -> list[int]:
-    """The listening descriptors that systemd has passed to this process.
+    """Return the listening descriptors that systemd has passed to this process.
 
     The environment variables are removed, so that child processes do not use them.
     """

@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """The credentials of a connected Unix socket's peer, as recorded by the kernel."""
+    """Return the credentials of a connected Unix socket's peer, as recorded by the kernel."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(data))
 
@@ -35,7 +35,7 @@ def may_manage(peer: Peer, uid: int | None) -> bool:
 
 @lru_cache(maxsize=256)
 def user_name(uid: int) -> str:
-    """The user's name, or the number where it has none."""
+    """Return the user's name, or the number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

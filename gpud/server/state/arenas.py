@@ -184,7 +184,7 @@ class Arenas:
             self._ledger.open(session, user)
 
     def _with_file(self, session: SessionId, device: int) -> Arena:
-        """The session's arena, with its file created if it is missing."""
+        """Return the session's arena, with its file created if it is missing."""
         arena = self._ledger.open_arena(session, device)
         key = (session, device)
         if key not in self._files:
@@ -207,7 +207,7 @@ class Arenas:
         return arena
 
     def file(self, arena: Arena) -> int:
-        """The descriptor of an arena's memory file."""
+        """Return the descriptor of an arena's memory file."""
         return self._files[arena.session, arena.device]
 
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
@@ -307,7 +307,7 @@ class Arenas:
     # -- sessions
 
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
-        """(base, size, descriptor) of a session's arena on a device, if it has one there."""
+        """Return (base, size, descriptor) of a session's arena on a device, if it has one there."""
         arena = self._ledger.arena(SessionId(session), device)
         if arena is None or (arena.session, device) not in self._files:
             return None
@@ -381,7 +381,7 @@ class Arenas:
         return len(self._files)
 
     def capacity_bytes(self, device: int) -> int:
-        """A device's limit on arrays; 0 before `set_up`."""
+        """Return a device's limit on arrays; 0 before `set_up`."""
         return self._capacities[device] if device < len(self._capacities) else 0
 
     def used_bytes(self, device: int) -> int:
@@ -389,13 +389,13 @@ class Arenas:
         return self._ledger.used_bytes(device) if self._capacities else 0
 
     def usage(self) -> Iterator[MemoryUsage]:
-        """The usage of each session on each device where it uses memory; see `Ledger.usage`."""
+        """Return the usage of each session on each device that it uses; see `Ledger.usage`."""
         # A session that has loaded a program has an arena for its bounds checks, without arrays.
         return (use for use in self._ledger.usage() if use.arrays or use.used_bytes)
 
 
 def _held_bytes(descriptor: int) -> int:
-    """The memory that a file occupies."""
+    """Return the memory that a file occupies."""
     return os.fstat(descriptor).st_blocks * 512
 
 

@@ -34,7 +34,7 @@ class Kernel:
         self.parameter_bytes = 0 if last is None else last.offset + last.size
 
     def describe(self) -> dict[str, Any]:
-        """The kernel's description in `gpud.wire.messages.Compiled`."""
+        """Return the kernel's description in `gpud.wire.messages.Compiled`."""
         info = self.info
         return {
             "name": info.name,

@@ -101,7 +101,7 @@ class Quota:
             self._above = None
 
     def exceeded(self, problem: str) -> LimitExceeded:
-        """The error for ``problem``, which exceeds the limit."""
+        """Return the error for ``problem``, which exceeds the limit."""
         used_bytes = min(self.used_bytes, self.limit_bytes)
         return LimitExceeded(
             f"the daemon keeps {used_bytes} of at most {self.limit_bytes} bytes for this "
@@ -134,7 +134,7 @@ class User:
         self.host_memory = Quota(config.user_host_memory, "user_host_memory", "user")
 
     def session_quota(self) -> Quota:
-        """A quota for a new session of this user."""
+        """Return a quota for a new session of this user."""
         return Quota(
             self._config.session_host_memory,
             "session_host_memory",
@@ -184,7 +184,7 @@ class Users:
         return len(self._users)
 
     def user(self, uid: int) -> User:
-        """The totals of a user, created at the first call."""
+        """Return the totals of a user, created at the first call."""
         found = self._users.get(uid)
         if found is None:
             found = self._users[uid] = User(uid, self._config)

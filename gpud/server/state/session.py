@@ -110,7 +110,7 @@ class Session:
     # -- modules
 
     def module(self, number: int) -> Module:
-        """The module that the client calls ``number``.
+        """Return the module that the client calls ``number``.
 
         Raises:
             UnknownName: there is none of that number.
@@ -121,7 +121,7 @@ class Session:
         return module
 
     def kernel(self, module: Module, index: int) -> Kernel:
-        """A kernel of a module, if it can be run.
+        """Return a kernel of a module, if it can be run.
 
         Raises:
             UnknownName: the module has no such kernel.
@@ -243,7 +243,7 @@ class Session:
 
 
 def internal_error(error: Exception) -> InternalError:
-    """The error that a client gets for an unexpected exception in handling its message."""
+    """Return the error that a client gets for an unexpected exception in handling its message."""
     return InternalError(
         f"the daemon failed on this request ({type(error).__name__}); its log says more",
         stage="server",

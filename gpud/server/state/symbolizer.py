@@ -73,13 +73,13 @@ def _reworded(
 
 
 def _program(job: SubmittedJob, launch: int | None) -> CompiledProgram | None:
-    """The program of a launch."""
+    """Return the program of a launch."""
     modules, index = job.sequence.modules, launch or 0
     return modules[index].program if 0 <= index < len(modules) else None
 
 
 def _place(error: IllegalAddress | KernelTrap, program: CompiledProgram) -> dict[str, Any]:
-    """The fields that say where in the program an error happened."""
+    """Return the fields that say where in the program an error happened."""
     name = next((one.name for one in program.kernels if one.entry == error.kernel), error.kernel)
     found: dict[str, Any] = {"kernel": name}
     site = _site(program, error.site)
@@ -93,7 +93,7 @@ def _place(error: IllegalAddress | KernelTrap, program: CompiledProgram) -> dict
 
 
 def _quoted(program: CompiledProgram, line: int) -> str | None:
-    """The instruction in a line of the rewritten program, whose line numbers users do not see."""
+    """Return the instruction in a line of the rewritten program, which users do not see."""
     lines = program.ptx.splitlines()
     return lines[line - 1].strip() if 0 < line <= len(lines) else None
 

@@ -126,7 +126,9 @@ class Raw:
     def submit(self, module: int, address: int, blocks: int, **more: Any) -> None:
         """Submit a launch of the module's first kernel."""
         self._jobs += 1
-        one = wm.Launch(module, 0, (blocks, 1, 1), (32, 1, 1), 0, address.to_bytes(8, "little"))
+        one = wm.LaunchRecord(
+            module, 0, (blocks, 1, 1), (32, 1, 1), 0, address.to_bytes(8, "little")
+        )
         self.send(wm.Submit(self._jobs, 0, wm.CLIENT_PROTOCOL.encode_records([one]), **more))
 
     def close(self) -> None:

@@ -317,7 +317,7 @@ def run_kernel(talk: Talk, name: str, parameters: bytes = bytes(8), **more: Any)
 def _submit(
     number: int, module: int, blocks: int, parameters: bytes = bytes(8), **more: Any
 ) -> wm.Submit:
-    launch = wm.Launch(module, 0, (blocks, 1, 1), (32, 1, 1), 0, parameters)
+    launch = wm.LaunchRecord(module, 0, (blocks, 1, 1), (32, 1, 1), 0, parameters)
     return wm.Submit(number, 0, CLIENT_PROTOCOL.encode_records([launch]), **more)
 
 

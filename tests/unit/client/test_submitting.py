@@ -227,9 +227,9 @@ def test_sequences(daemon: FakeDaemon, gpu: gc.Session) -> None:
     ]
     job = gpu.sequence(launches, reservation=1)
     message = daemon.wait_for(wm.Submit)
-    records = wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)
+    records = wm.CLIENT_PROTOCOL.decode_records(wm.LaunchRecord, message.launches)
     assert [record.kernel for record in records] == [0, 1, 0]
-    assert records[1] == wm.Launch(1, 1, (2, 2, 1), (64, 1, 1), 0, b"")
+    assert records[1] == wm.LaunchRecord(1, 1, (2, 2, 1), (64, 1, 1), 0, b"")
     assert "3 kernels" in repr(job)
     gpu.sequence(iter(launches), after=iter([job]))
     again = daemon.wait_for(wm.Submit, 2)
@@ -246,7 +246,7 @@ def test_sequences(daemon: FakeDaemon, gpu: gc.Session) -> None:
 def test_long_sequences(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
     gpu.sequence([saxpy.call(1, 32, ARGS)] * 100)
     message = daemon.wait_for(wm.Submit)
-    assert len(wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)) == 100
+    assert len(wm.CLIENT_PROTOCOL.decode_records(wm.LaunchRecord, message.launches)) == 100
 
 
 @pytest.mark.parametrize(

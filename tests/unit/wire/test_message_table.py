@@ -20,7 +20,7 @@ from gpud.wire.message_table import MessageTable, Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
 
 CLIENT, DAEMON = Sender.CLIENT, Sender.DAEMON
-LAUNCH = wm.Launch(1, 0, (1024, 1, 1), (256, 1, 1), 0, b"x" * 40)
+LAUNCH = wm.LaunchRecord(1, 0, (1024, 1, 1), (256, 1, 1), 0, b"x" * 40)
 SUBMIT = wm.Submit(7, 0, CLIENT_PROTOCOL.encode_records([LAUNCH]), (1, 2), None, 0, ((1, 2),))
 
 DEFAULTS = tuple(wm.Submit._field_defaults.values())
@@ -101,7 +101,7 @@ def test_round_trip() -> None:
         found = CLIENT_PROTOCOL.decode(form(data[HEADER_BYTES:]), CLIENT)
         assert found == SUBMIT
         assert type(found) is wm.Submit
-    assert CLIENT_PROTOCOL.decode_records(wm.Launch, SUBMIT.launches, least=1) == (LAUNCH,)
+    assert CLIENT_PROTOCOL.decode_records(wm.LaunchRecord, SUBMIT.launches, least=1) == (LAUNCH,)
 
 
 def test_arrays_come_out_as_tuples() -> None:
@@ -302,28 +302,31 @@ def test_what_is_no_message_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no array of Launch: the frame holds no msgpack"),
-        (b"\xc1", "no array of Launch"),
-        (body(5), "an array of 1 to 3 Launch is expected, not 5"),
+        (b"", "no array of LaunchRecord: the frame holds no msgpack"),
+        (b"\xc1", "no array of LaunchRecord"),
+        (body(5), "an array of 1 to 3 LaunchRecord is expected, not 5"),
         (body([]), "not an array of 0"),
         (body([LAUNCH] * 4), "not an array of 4"),
-        (body([LAUNCH] * 1000), "no array of Launch"),
+        (body([LAUNCH] * 1000), "no array of LaunchRecord"),
         (body([LAUNCH._replace(parameters=b"x" * 70_000)]), "field parameters of .* not 70005 b"),
-        (body([LAUNCH, PILE]), "Launch has 6 fields, not 1000"),
-        (body([PILE] * 2), "Launch has 6 fields, not 1000"),
-        (body([LAUNCH, [1, 2, 3, 4, 5, PILE]]), "field parameters of Launch: .* not an array"),
-        (body([LAUNCH] * 2000)[:-1], "no array of Launch"),
-        (body([5]), "a Launch is an array, not 5"),
-        (body([None, LAUNCH]), "a Launch is an array, not nil"),
-        (body([[1, 2]]), "Launch has 6 fields, not 2"),
-        (body([[*LAUNCH, 1]]), "Launch has 6 fields, not 7"),
-        (body([LAUNCH._replace(grid=(1, 1, 0))]), "field grid of Launch: .* not 0"),
-        (body([[*LAUNCH[:5], "x"]]), "field parameters of Launch"),
+        (body([LAUNCH, PILE]), "LaunchRecord has 6 fields, not 1000"),
+        (body([PILE] * 2), "LaunchRecord has 6 fields, not 1000"),
+        (
+            body([LAUNCH, [1, 2, 3, 4, 5, PILE]]),
+            "field parameters of LaunchRecord: .* not an array",
+        ),
+        (body([LAUNCH] * 2000)[:-1], "no array of LaunchRecord"),
+        (body([5]), "a LaunchRecord is an array, not 5"),
+        (body([None, LAUNCH]), "a LaunchRecord is an array, not nil"),
+        (body([[1, 2]]), "LaunchRecord has 6 fields, not 2"),
+        (body([[*LAUNCH, 1]]), "LaunchRecord has 6 fields, not 7"),
+        (body([LAUNCH._replace(grid=(1, 1, 0))]), "field grid of LaunchRecord: .* not 0"),
+        (body([[*LAUNCH[:5], "x"]]), "field parameters of LaunchRecord"),
     ],
 )
 def test_bad_records(data: bytes, message: str) -> None:
     with pytest.raises(ProtocolError, match=message) as caught:
-        CLIENT_PROTOCOL.decode_records(wm.Launch, data, least=1, most=3)
+        CLIENT_PROTOCOL.decode_records(wm.LaunchRecord, data, least=1, most=3)
     assert type(caught.value) is ProtocolError
 
 
@@ -331,12 +334,12 @@ def test_many_records() -> None:
     records = (LAUNCH,) * 2000
     packed = CLIENT_PROTOCOL.encode_records(records)
     assert len(packed) > 1 << 16
-    assert CLIENT_PROTOCOL.decode_records(wm.Launch, packed) == records
+    assert CLIENT_PROTOCOL.decode_records(wm.LaunchRecord, packed) == records
 
 
 def test_one_record() -> None:
-    assert CLIENT_PROTOCOL.decode_record(wm.Launch, list(LAUNCH)) == LAUNCH
-    assert CLIENT_PROTOCOL.decode_record(wm.Launch, LAUNCH) == LAUNCH
+    assert CLIENT_PROTOCOL.decode_record(wm.LaunchRecord, list(LAUNCH)) == LAUNCH
+    assert CLIENT_PROTOCOL.decode_record(wm.LaunchRecord, LAUNCH) == LAUNCH
 
 
 # -- what it costs to import ---------------------------------------------------------------------

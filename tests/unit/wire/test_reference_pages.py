@@ -13,7 +13,7 @@ from gpud.config import SETTINGS, Config, load
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import MessageTable, Sender
-from gpud.wire.messages import CLIENT_PROTOCOL, Hello, Launch, Submit
+from gpud.wire.messages import CLIENT_PROTOCOL, Hello, LaunchRecord, Submit
 
 
 def section(page: str, title: str) -> str:
@@ -44,7 +44,9 @@ def test_fields_are_described_as_they_are_declared() -> None:
     assert "| `reservation` | array of two integers, numerator and denominator" in text
     assert "| nil |" in text
     assert Submit._field_defaults["weight"] == 1
-    assert "| `grid` | array of 3 of: integer, 1 to" in section(protocol_page(), Launch.__name__)
+    assert "| `grid` | array of 3 of: integer, 1 to" in section(
+        protocol_page(), LaunchRecord.__name__
+    )
 
 
 def test_the_bytes_of_the_example() -> None:
