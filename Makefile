@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST_ARGS ?=
 SOURCES := $(wildcard gpud client tests bench docs)
 
-.PHONY: help install test check lint types format demo bench faults stress coverage mutants
+.PHONY: help install quick test test-ci check lint types format demo bench faults stress coverage mutants
 .PHONY: gpu-test gpu-bench docs site clean
 
 help: ## list the targets
@@ -53,8 +53,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-build-isolation --editable '.[daemon,demo,dev]'
 	@printf '%s\n' '$(CURDIR)' > $(STAMP)
 
+QUICK := tests/compiler tests/unit/cli tests/unit/client tests/unit/core tests/unit/wire \
+	$(wildcard tests/unit/test_*.py)
+
+quick: install ## a minute: tests of core, wire, client, compiler and of the repository
+	$(BIN)/python -m pytest -m 'not gpu and not slow and not ci' -n auto $(QUICK) $(PYTEST_ARGS)
+
 test: install ## the test suite; no GPU needed
-	$(BIN)/python -m pytest -m 'not gpu and not slow' -n auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not gpu and not slow and not ci' -n auto $(PYTEST_ARGS)
+
+test-ci: install ## what `make test` leaves to continuous integration: attacks, killed processes, the demo
+	$(BIN)/python -m pytest -m 'ci and not gpu and not slow' -n auto $(PYTEST_ARGS)
 
 check: lint types ## format, lint, types
 

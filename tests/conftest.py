@@ -1,4 +1,7 @@
-"""Settings of Hypothesis for all tests, and Ctrl-C.
+"""Tiers of tests, settings of Hypothesis for all of them, and Ctrl-C.
+
+`CI` lists what `make test` leaves to continuous integration: tests that take long for what they
+add to the rest. ``slow`` tests are for `make stress`, ``gpu`` tests for `make gpu-test`.
 
 The same examples each time and no limits of time: a test fails because of what it tests, not
 because other programs had the cores. ``make stress`` takes the profile ``search``, which looks for
@@ -12,7 +15,44 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+CI = (
+    "tests/conformance/test_killable.py",
+    "tests/conformance/test_suite.py::test_case_compiles_and_has_its_entry",
+    "tests/conformance/test_suite.py::test_every_case_assembles",
+    "tests/conformance/test_suite.py::test_reference_is_deterministic_and_leaves_its_arguments_alone",
+    # What hostile and dying programs can do, beyond faults of kernels.
+    "tests/faults/test_access.py",
+    "tests/faults/test_attacks.py",
+    "tests/faults/test_client_failures.py",
+    "tests/faults/test_fuzz.py",
+    "tests/faults/test_host_calls.py",
+    "tests/faults/test_host_failures.py",
+    "tests/faults/test_host_kills.py",
+    "tests/faults/test_host_timeouts.py",
+    "tests/faults/test_kernel_faults_end_to_end.py",
+    "tests/faults/test_limits.py",
+    "tests/faults/test_out_of_bounds.py",
+    "tests/faults/test_soak.py",
+    # The served model of the driver, whole daemons from start to end, the demo, the benchmarks.
+    "tests/gpu/test_served.py",
+    "tests/integration/test_benchmarks.py",
+    "tests/integration/test_daemon_process.py",
+    "tests/integration/test_demo.py",
+    "tests/property/test_structured_kernels.py",
+)
+"""Beginnings of the ids of tests of continuous integration's tier."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of continuous integration's tier."""
+    for item in items:
+        if item.nodeid.startswith(CI):
+            item.add_marker(pytest.mark.ci)
+
 
 _SLOWNESS = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
