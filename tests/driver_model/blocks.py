@@ -106,19 +106,19 @@ class _Kernel:
         yield
         self._ran(0, index, block)
 
-    def gate(self, job: int, previous: int, run: int, stage: int) -> Iterator[None]:
-        """Open a stage, as `gpud.device.cuda.launch.gate` does."""
+    def gate(self, job: int, previous: int, run: int, number: int) -> Iterator[None]:
+        """Open a launch, as `gpud.device.cuda.launch.gate` does."""
         device = self._device
         yield
         if device.u32(run + 4 * gate.STOP):
             return
         if previous:
             done = device.u32(previous + cw.DONE) == device.u32(previous + cw.TOTAL)
-            if not done or device.u32(run + 4 * gate.HELPED) == stage:
+            if not done or device.u32(run + 4 * gate.HELPED) == number:
                 return
         device.put(job + cw.NEXT, 0)
         yield
-        device.put(run + 4 * gate.CURRENT, stage)
+        device.put(run + 4 * gate.CURRENT, number)
 
     def probe(self, words: int, block: Block) -> Iterator[None]:
         """Record its SM."""

@@ -70,7 +70,7 @@ def drive(
 
 
 def ran_once(fake: SteppedDriver, totals: list[int]) -> None:
-    """Assert that every task block of every stage ran once, stage after stage."""
+    """Assert that every task block of every launch ran once, launch after launch."""
     claims = [claim for _, _, claim in fake.ran]
     at = 0
     for total in totals:

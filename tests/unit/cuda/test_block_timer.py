@@ -17,58 +17,58 @@ from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 SHAPE = (32, 1, 1)
 
 
-class Stages:
-    """The part of a sequence that a timer needs: stages of 10 task blocks."""
+class Launches:
+    """The part of a sequence that a timer needs: launches of 10 task blocks."""
 
     def __init__(self, forms: list[str]) -> None:
-        self.stages: list[Any] = [
+        self.prepared: list[Any] = [
             SimpleNamespace(form=form, block=SHAPE, total=10, kernel=SimpleNamespace(block_ns={}))
             for form in forms
         ]
         self.tuned: list[int] = []
 
-    def tune(self, stage: int) -> None:
-        self.tuned.append(stage)
+    def tune(self, number: int) -> None:
+        self.tuned.append(number)
 
-    def block_ns(self, stage: int) -> float | None:
-        found: float | None = self.stages[stage].kernel.block_ns.get(SHAPE)
-        return found
+    def block_ns(self, number: int) -> float | None:
+        block_ns: float | None = self.prepared[number].kernel.block_ns.get(SHAPE)
+        return block_ns
 
 
 def test_block_time_is_resident_time_per_task_block() -> None:
-    stages = Stages(["persistent"])
-    timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
+    launches = Launches(["persistent"])
+    timer: BlockTimer = BlockTimer(launches)  # type: ignore[arg-type]
     timer.begin(100, 0, 4)
     timer.poll(200, 0, 4, 4)
     timer.poll(300, 0, 2, 4)  # two have left since 200, or since 300
     timer.drained(400, 0, done=True)
-    assert stages.block_ns(0) == (100 * 4 + 100 * 4 + 100 * 2) / 10
-    assert stages.tuned == [0]
+    assert launches.block_ns(0) == (100 * 4 + 100 * 4 + 100 * 2) / 10
+    assert launches.tuned == [0]
 
 
-def test_a_stage_that_was_stopped_is_measured_when_it_is_done() -> None:
-    stages = Stages(["persistent"])
-    timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
+def test_a_launch_that_was_stopped_is_measured_when_it_is_done() -> None:
+    launches = Launches(["persistent"])
+    timer: BlockTimer = BlockTimer(launches)  # type: ignore[arg-type]
     timer.begin(0, 0, 3)
     timer.drained(100, 0, done=False)
-    assert stages.block_ns(0) is None
+    assert launches.block_ns(0) is None
     timer.begin(10_000, 0, 1)
     timer.drained(10_200, 0, done=True)
-    assert stages.block_ns(0) == (3 * 100 + 200) / 10
+    assert launches.block_ns(0) == (3 * 100 + 200) / 10
 
 
 def test_never_short() -> None:
-    """An interval in which the stage changed counts for both; unseen stages have no time."""
-    stages = Stages(["persistent"] * 4 + ["sliced"])
-    timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
+    """An interval in which the launch changed counts for both; unseen launches have no time."""
+    launches = Launches(["persistent"] * 4 + ["sliced"])
+    timer: BlockTimer = BlockTimer(launches)  # type: ignore[arg-type]
     timer.begin(0, 0, 2)
     timer.poll(100, 2, 1, 5)
-    assert stages.block_ns(0) == 20
+    assert launches.block_ns(0) == 20
     timer.poll(200, 2, 3, 5)  # it grew
     timer.poll(300, 4, 1, 1)
-    assert stages.block_ns(2) == (5 * 100 + 3 * 100 + 3 * 100) / 10
+    assert launches.block_ns(2) == (5 * 100 + 3 * 100 + 3 * 100) / 10
     timer.drained(400, 4, done=True)
-    assert [stages.block_ns(stage) for stage in (1, 3, 4)] == [None] * 3
+    assert [launches.block_ns(number) for number in (1, 3, 4)] == [None] * 3
 
 
 @pytest.mark.parametrize("tick_ns", [1, 10**9])
@@ -100,7 +100,7 @@ def test_the_next_run_claims_by_the_last_block_time(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_stage_that_is_not_opened_has_no_block_time(*, ended: bool) -> None:
+def test_a_launch_that_is_not_opened_has_no_block_time(*, ended: bool) -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         specs = launches(device, "sp", total=8)

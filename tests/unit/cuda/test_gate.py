@@ -34,7 +34,7 @@ def ready() -> Iterator[tuple[CPUDevice, Any]]:
     [
         (False, 0, False, 0, True),
         (False, 0, True, 0, False),
-        (False, 0, False, STAGE, True),  # the host begins anew behind a stage that was helped
+        (False, 0, False, STAGE, True),  # the host begins anew behind a launch that was helped
         (True, TOTAL, False, 0, True),
         (True, TOTAL, False, STAGE - 1, True),
         (True, TOTAL, False, STAGE, False),

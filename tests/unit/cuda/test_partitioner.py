@@ -285,8 +285,8 @@ def test_nothing_is_lost_whatever_is_cleared_and_taken_when(seed: int) -> None:
         assert offline.error is None
         assert offline.complete
         claims = [claim for kernel, _, claim in fake.ran if kernel[-1] in "acd"]
-        stages = [sorted(claims[at : at + 12]) for at in range(0, len(claims), 12)]
-        assert stages == [list(range(12))] * len(what), "one stage after the other"
+        of_launches = [sorted(claims[at : at + 12]) for at in range(0, len(claims), 12)]
+        assert of_launches == [list(range(12))] * len(what), "one launch after the other"
     assert fake.waits == []
 
 

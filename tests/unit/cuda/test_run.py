@@ -400,7 +400,7 @@ def test_a_stage_shrinks_before_its_gate_has_opened_it() -> None:
             device.watcher.poll()
         job.resize(2)
         (launch,) = device.launches._active
-        assert (launch.stage, launch.limit) == (1, 2)
+        assert (launch.number, launch.limit) == (1, 2)
         drive(fake, device, job)
         ran_once(fake, [8, 8])
 

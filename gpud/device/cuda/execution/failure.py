@@ -1,4 +1,4 @@
-"""Builds the error of a failed run from the job record of the stage that ran last.
+"""Builds the error of a failed run from the job record of the launch that ran last.
 
 The record is that of every device; the strings that it points to are read by copies, from the
 program's variables and from the session's arena.
@@ -18,10 +18,10 @@ __all__ = ["failure_of"]
 
 
 def failure_of(
-    record: bytes, sequence: CUDASequence, stage: int, context: Context, arenas: Arenas
+    record: bytes, sequence: CUDASequence, number: int, context: Context, arenas: Arenas
 ) -> GpudError | None:
     """Return the error for a job record; None if it records no failure."""
-    launched = sequence.launches[stage]
+    launched = sequence.launches[number]
     try:
         fault = fault_of(record)
     except ValueError as error:
@@ -30,12 +30,12 @@ def failure_of(
         )
     if fault is None:
         return None
-    module = sequence.stages[stage].kernel.module
+    module = sequence.prepared[number].kernel.module
     ranges = (*module.ranges(), *arenas.ranges(module.arena))
     return error_of(
         fault,
         ReadableRanges(ranges, context.read),
         kernel=launched.name,
         grid=launched.grid,
-        launch=stage if len(sequence.launches) > 1 else None,
+        launch=number if len(sequence.launches) > 1 else None,
     )

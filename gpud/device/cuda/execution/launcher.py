@@ -3,11 +3,11 @@
 Problem: the number of resident blocks must follow the slices that the run is given, while they run;
 some SMs may be barred to it.
 
-Approach: stages in persistent form are queued on the run's stream, at most `_WINDOW` of them, with
+Approach: launches in persistent form are queued on the run's stream, at most `_WINDOW`, with
 gates between (`gpud.device.cuda.launch.gate`). To shrink, blocks are told to release. To grow, one
 more launch on the same job record, a *helper*, is begun on a stream of its own; where there are too
 many helpers, it replaces the smallest. Limits are never raised, so it does not matter whether a
-block that was told to release has seen it yet. Stages in other forms are launched one by one, in
+block that was told to release has seen it yet. Launches in other forms are begun one by one, in
 sub-grids if they are sliced: a resize changes the next sub-grid.
 
 SMs may be *barred* to the run: it was told to clear them, they are kept free for an online launch
@@ -19,13 +19,13 @@ launch as many blocks count as staying as are resident and not released. While t
 partitions, new launches run on the SMs of none. If other SMs are barred as well, the run does not
 grow: nothing would keep its new blocks off them.
 
-Terms: *launch*, *begun* and *due* are those of `gpud.device.cuda.execution.tracker`; a stage's
+Terms: *launch*, *begun* and *due* are those of `gpud.device.cuda.execution.tracker`; a launch's
 *share* is the number of its blocks for the slices that the run is given.
 
 Properties:
-* a stage is begun after all of the stage before is done, and every block of it that could still
+* a launch is begun after all of the launch before is done, and every block of it that could still
   write has left or is waited for by the stream;
-* the sum of the limits of a stage's launches never exceeds its share.
+* the sum of the limits of a launch and its helpers never exceeds its share.
 
 The device's lock guards all of it.
 """
@@ -47,7 +47,7 @@ from gpud.errors import GpudError
 __all__ = ["Launcher"]
 
 _WINDOW: Final = 16
-"""Most stages queued at once: those behind the current one were launched before it grows."""
+"""Most launches queued at once: those behind the current one were launched before it grows."""
 
 _TOP_UP: Final = _WINDOW // 2
 _SHORTEST_LOOK_NS: Final = 50_000
@@ -88,13 +88,13 @@ class Launcher:
         self._tracker = tracker
         self._urgent = urgent
         self._partition = partition
-        self._next = 0  # the stage that is queued next
+        self._next = 0  # the launch that is queued next
         self.cleared: frozenset[int] = frozenset()
 
     # -- growing
 
     def begin(self, slices: int) -> None:
-        """Begin with the due stage; nothing of the run is on the device."""
+        """Begin with the due launch; nothing of the run is on the device."""
         tracker = self._tracker
         if tracker.records is None:
             tracker.records = CUDARunRecords(
@@ -103,14 +103,14 @@ class Launcher:
             tracker.records.bar(self._barred)
         self._next = tracker.due
         began_ns = time.monotonic_ns()
-        if self._sequence.stages[tracker.due].form == "persistent":
+        if self._sequence.prepared[tracker.due].form == "persistent":
             self._queue(slices)
         else:
             self._launch_hosted(slices)
         tracker.began(began_ns)
 
     def advance(self, slices: int) -> None:
-        """Queue following stages if few are left, and `adjust`; something is on the device."""
+        """Queue following launches if few are left, and `adjust`; something is on the device."""
         tracker = self._tracker
         more = not self._device.resources.context.watchdog.stuck
         if more and len(tracker.main) <= _TOP_UP and not tracker.stalled and tracker.main:
@@ -118,7 +118,7 @@ class Launcher:
         self.adjust(slices)
 
     def adjust(self, slices: int) -> None:
-        """Lower limits or add a helper, so that each stage has its share."""
+        """Lower limits or add a helper, so that each launch has its share."""
         tracker, sequence = self._tracker, self._sequence
         now = tracker.on_device.current
         if any(launch.order is None for launch in tracker.launches):
@@ -126,12 +126,12 @@ class Launcher:
         rest: dict[int, int] = {}
         lowered = False
         for launch in tracker.launches:
-            share = rest.setdefault(launch.stage, sequence.blocks(launch.stage, slices))
+            share = rest.setdefault(launch.number, sequence.blocks(launch.number, slices))
             staying = self._launches.staying(launch)
             if share < staying:
                 self._launches.set_limit(launch, share)
                 lowered = True
-            rest[launch.stage] = share - min(staying + self._launches.relocating(launch), share)
+            rest[launch.number] = share - min(staying + self._launches.relocating(launch), share)
         if lowered:
             tracker.released()
         waits = self._can_reach_barred or self._device.resources.context.watchdog.stuck
@@ -150,7 +150,7 @@ class Launcher:
                 self._launches.bar(launch, records.bitmap if barred else 0, barred)
 
     def stop(self) -> None:
-        """Open no more stages and release all blocks."""
+        """Open no more launches and release all blocks."""
         if self._tracker.records is not None:
             self._tracker.records.stop()
         for launch in self._tracker.launches:
@@ -160,7 +160,7 @@ class Launcher:
     def kill(self) -> None:
         """Have blocks with kill polls leave."""
         if self._tracker.records is not None:
-            self._tracker.records.kill({launch.stage for launch in self._tracker.launches})
+            self._tracker.records.kill({launch.number for launch in self._tracker.launches})
 
     # -- state
 
@@ -171,14 +171,14 @@ class Launcher:
         A barred SM stops only blocks in persistent form: other forms wait while SMs are kept free.
         """
         made = self._partition is None or self._partition.made
-        stages, due = self._sequence.stages, self._tracker.due
-        hosted = due < len(stages) and stages[due].form != "persistent"
+        launches, due = self._sequence.prepared, self._tracker.due
+        hosted = due < len(launches) and launches[due].form != "persistent"
         kept_out = hosted and not self._urgent and bool(self._device.watcher.compaction.barred)
         return made and not kept_out and len(self._barred) < self._device.resources.sms
 
     @property
     def pending(self) -> PendingBlocks | None:
-        """Blocks of the current stage that have not begun; None: there are none, or not known."""
+        """Blocks of the current launch that have not begun; None: there are none, or not known."""
         tracker = self._tracker
         if not tracker.launches:
             return None
@@ -187,7 +187,7 @@ class Launcher:
         blocks = sum(launch.order.coming for launch in here if launch.order)
         if not blocks or tracker.all_claimed(now):
             return None
-        place, occupancy = here[0].place, self._sequence.stages[now].occupancy
+        place, occupancy = here[0].place, self._sequence.prepared[now].occupancy
         sms, count = (
             (None, self._device.resources.sms) if place is None else (place.numbers, place.sms)
         )
@@ -208,34 +208,34 @@ class Launcher:
         blocks: dict[int, int] = {}
         for launch in launches:
             live = self._launches.live(launch)
-            if launch.stage > now:
+            if launch.number > now:
                 live = min(live, launch.limit)
-            blocks[launch.stage] = blocks.get(launch.stage, 0) + live
+            blocks[launch.number] = blocks.get(launch.number, 0) + live
         if any(launch.untold_exits or launch.cleared for launch in launches):
             # Helpers will replace the blocks that leave barred SMs.
             if not self._can_reach_barred and not tracker.all_claimed(now):
                 again = sequence.blocks(now, slices)
                 blocks[now] = max(blocks.get(now, 0), again)
-        occupied = max(sequence.slices_of(stage, live) for stage, live in blocks.items())
+        occupied = max(sequence.slices_of(number, live) for number, live in blocks.items())
         return occupied if stopping else max(occupied, sequence.later_slices(now, slices))
 
     # -- the run's stream
 
     def _queue(self, slices: int) -> None:
-        """Queue stages in persistent form on the stream, up to the window's size."""
+        """Queue launches in persistent form on the stream, up to the window's size."""
         tracker, queued = self._tracker, 0
         records = tracker.on_device
         records.move(self._place)
         try:
             while len(tracker.main) < _WINDOW and self._more:
-                stage = self._next
-                if stage != tracker.due or not tracker.opened:
-                    records.gate(stage, always=stage == tracker.due)
-                self._add_main(self._sequence.blocks(stage, slices))
+                number = self._next
+                if number != tracker.due or not tracker.opened:
+                    records.gate(number, always=number == tracker.due)
+                self._add_main(self._sequence.blocks(number, slices))
                 self._next += 1
                 queued += 1
-                # Not behind every stage: later work on the stream waits for a host function.
-                if self._outlasts(stage, slices):
+                # Not behind every launch: later work on the stream waits for a host function.
+                if self._outlasts(number, slices):
                     self._launches.notify(records.stream)
         finally:
             if queued and not self._more:
@@ -243,43 +243,43 @@ class Launcher:
 
     @property
     def _more(self) -> bool:
-        """Whether another stage can be queued."""
-        stages = self._sequence.stages
-        return self._next < len(stages) and stages[self._next].form == "persistent"
+        """Whether another launch can be queued."""
+        launches = self._sequence.prepared
+        return self._next < len(launches) and launches[self._next].form == "persistent"
 
-    def _outlasts(self, stage: int, slices: int) -> bool:
+    def _outlasts(self, number: int, slices: int) -> bool:
         """Return whether the rest of the window may finish before the watcher polls again.
 
-        Its sleep doubles while nothing changes, up to about the time that the stage takes.
+        Its sleep doubles while nothing changes, up to about the time that the launch takes.
         """
-        sequence, end = self._sequence, stage + _WINDOW
-        took_ns = sequence.takes_ns(stage, slices)
-        if end >= len(sequence.stages) or took_ns <= _SHORTEST_LOOK_NS:
+        sequence, end = self._sequence, number + _WINDOW
+        took_ns = sequence.takes_ns(number, slices)
+        if end >= len(sequence.prepared) or took_ns <= _SHORTEST_LOOK_NS:
             return False
-        return took_ns > sum(sequence.takes_ns(other, slices) for other in range(stage + 1, end))
+        return took_ns > sum(sequence.takes_ns(other, slices) for other in range(number + 1, end))
 
     def _queue_more(self, slices: int) -> None:
-        if self._sequence.stages[self._tracker.main[-1].stage].form == "persistent":
+        if self._sequence.prepared[self._tracker.main[-1].number].form == "persistent":
             self._queue(slices)
 
     def _launch_hosted(self, slices: int) -> None:
-        """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
+        """Begin a launch, or the next sub-grid of one, that is not in persistent form."""
         tracker = self._tracker
-        records, stage = tracker.on_device, self._sequence.stages[tracker.due]
+        records, prepared = tracker.on_device, self._sequence.prepared[tracker.due]
         records.move(self._place)
         records.begin(tracker.due)
-        count = stage.total
-        if stage.form == "sliced":
-            count = min(self._sequence.blocks(tracker.due, slices), stage.total - tracker.sliced)
+        count = prepared.total
+        if prepared.form == "sliced":
+            count = min(self._sequence.blocks(tracker.due, slices), prepared.total - tracker.sliced)
         self._add_main(count, base=tracker.sliced)
         tracker.sliced += count
         self._launches.notify(records.stream)
 
     def _add_main(self, count: int, *, base: int = 0) -> None:
-        records, stage = self._tracker.on_device, self._next
+        records, number = self._tracker.on_device, self._next
         launch = self._launches.begin(
-            self._sequence, stage, count, records.stream,
-            job=records.job(stage), place=records.place, base=base, bitmap=self._bitmap,
+            self._sequence, number, count, records.stream,
+            job=records.job(number), place=records.place, base=base, bitmap=self._bitmap,
         )  # fmt: skip
         self._tracker.main.append(launch)
         records.unawaited = False
@@ -296,17 +296,17 @@ class Launcher:
         self._launches.set_limit(least, 0)
         return count
 
-    def _help(self, stage: int, count: int) -> None:
-        """Add ``count`` blocks to a stage that runs."""
+    def _help(self, number: int, count: int) -> None:
+        """Add ``count`` blocks to a launch that runs."""
         records, place = self._tracker.on_device, self._place
         stream = self._launches.take_stream(self._urgent, place)
-        # Before the launch, so that the gate behind the stage sees it.
-        records.mark_helped(stage)
+        # Before the helper begins, so that the gate behind the launch sees it.
+        records.mark_helped(number)
         try:
             records.wait_on(stream)  # the copy that sets up the records may still be queued
             launch = self._launches.begin(
-                self._sequence, stage, count, stream,
-                job=records.job(stage), place=place, bitmap=self._bitmap,
+                self._sequence, number, count, stream,
+                job=records.job(number), place=place, bitmap=self._bitmap,
             )  # fmt: skip
         except (GpudError, DriverError):
             self._launches.give_stream(stream, self._urgent, place)

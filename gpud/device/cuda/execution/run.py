@@ -6,7 +6,7 @@ run, no task block may be lost or run twice, and the slices that the job occupie
 Approach: `gpud.device.cuda.execution.tracker` tracks what is on the device;
 `gpud.device.cuda.execution.launcher` begins and shrinks launches. The run decides when: at each
 `CUDARun.resize`, and when the watcher sees that a launch has finished. When all launches have
-finished, the job record says which task blocks are left, and the run launches the stage again for
+finished, the job record says which task blocks are left, and the run begins the launch again for
 those.
 
 Properties:
@@ -169,7 +169,7 @@ class CUDARun:
             if self._tracker.records is None:
                 return False
             now = self._tracker.records.current
-            return now == len(self.sequence.stages) - 1 and self._tracker.all_claimed(now)
+            return now == len(self.sequence.prepared) - 1 and self._tracker.all_claimed(now)
 
     @property
     def first_block_ns(self) -> int:
@@ -185,7 +185,7 @@ class CUDARun:
 
     @property
     def pending(self) -> PendingBlocks | None:
-        """Blocks of the current stage that have not begun; None: there are none."""
+        """Blocks of the current launch that have not begun; None: there are none."""
         if self.over or self._stopping or self._device.resources.context.watchdog.stuck:
             return None  # the driver could not be called for it
         return self._launcher.pending
@@ -280,7 +280,7 @@ class CUDARun:
             self._apply_slices()
 
     def _stop(self) -> None:
-        """Open no more stages and release all blocks."""
+        """Open no more launches and release all blocks."""
         self._launcher.stop()
         if not self._tracker.launches:
             self._finish()
@@ -316,7 +316,7 @@ class CUDARun:
             context, arenas = self._device.resources.context, self._device.arenas
             self.error = failure_of(record, self.sequence, now, context, arenas)
         tracker.drained(record, stopping=self._stopping)
-        if self._stopping or tracker.due == len(self.sequence.stages):
+        if self._stopping or tracker.due == len(self.sequence.prepared):
             self._finish()
         else:
             self._apply_slices()

@@ -1,14 +1,14 @@
 """Tracks one run: its launches on the GPU, and the progress that the host can see.
 
 Problem: the device does not notify the host of what blocks do. How many are resident, whether task
-blocks are left to claim, how long a release took and which stage runs next must be known without
+blocks are left to claim, how long a release took and which launch runs next must be known without
 waiting for the device.
 
 Approach: keep the run's launches, in the order in which they end, and poll their words in host
-memory: how many blocks have not left, whether the first has begun, which stage runs. Job records,
+memory: how many blocks have not left, whether the first has begun, which launch runs. Job records,
 which lie in device memory, are read only where these words do not suffice.
 
-Terms: a stage is *begun* when its gate has opened it, that is, up to ``CURRENT``; the *due* stage
+Terms: a launch is *begun* when its gate has opened it, that is, up to ``CURRENT``; the *due* launch
 is the one to launch next when nothing is on the device.
 
 Properties:
@@ -39,7 +39,7 @@ _NEXT, _DONE = cw.NEXT // 4, cw.DONE // 4
 
 
 class RunTracker:
-    """The launches of one run and the progress of its stages. Under the device's lock.
+    """What of one run is on the device, and the progress of its launches. Under the device's lock.
 
     Args:
         launches: those of the device.
@@ -49,11 +49,11 @@ class RunTracker:
     Attributes:
         run: its words and records; None before its first launch, and when it is over.
         main: launches on the run's stream, in order.
-        helpers: launches on streams of their own, for stages that are in `main`.
-        due: the number of the due stage.
-        opened: whether the due stage is open; the first one is open from the beginning.
+        helpers: those on streams of their own, which help launches that are in `main`.
+        due: the number of the due launch.
+        opened: whether the due launch is open; the first one is open from the beginning.
         stalled: whether a gate stayed closed, so that all behind it do.
-        sliced: how many task blocks of the hosted stage have been launched.
+        sliced: how many task blocks of the hosted launch have been begun.
         first_block_ns, release_ns: see `gpud.device.interface.Run`.
     """
 
@@ -71,7 +71,7 @@ class RunTracker:
         self.first_block_ns = 0
         self.release_ns = 0
         self._sliced_done = 0
-        self._claimed = -1  # the last stage of which everything is known to be claimed
+        self._claimed = -1  # the last launch of which everything is known to be claimed
         self._live_blocks = 0
         self._releasing_ns = 0
         self._requested_ns = 0
@@ -95,7 +95,7 @@ class RunTracker:
         self._requested_ns = self._requested_ns or time.monotonic_ns()
 
     def began(self, began_ns: int) -> None:
-        """Record that the due stage was launched, at ``began_ns`` or later, on an idle device."""
+        """Record that the due launch began, at ``began_ns`` or later, on an idle device."""
         self._live_blocks = self._count_live()
         self._block_timer.begin(began_ns, self.due, sum(one.count for one in self.of(self.due)))
 
@@ -118,7 +118,7 @@ class RunTracker:
         """Record when the first block has begun, and the time that blocks have been resident."""
         if not self.first_block_ns and self.main and self._launches.has_begun(self.main[0]):
             self.first_block_ns = time.monotonic_ns() - self._requested_ns
-        now = max(self.on_device.current, self.due)  # the due stage's gate may be yet to open it
+        now = max(self.on_device.current, self.due)  # the due launch's gate may be yet to open it
         here = self.of(now)
         if not self._urgent:
             self._launches.poll_placement(here)
@@ -146,10 +146,10 @@ class RunTracker:
         return left
 
     def drained(self, record: bytes, *, stopping: bool) -> None:
-        """Find the due stage: nothing is on the device.
+        """Find the due launch: nothing is on the device.
 
         Args:
-            record: the job record of the current stage, which is final.
+            record: the job record of the current launch, which is final.
             stopping: whether nothing more will be begun.
 
         Raises:
@@ -159,18 +159,18 @@ class RunTracker:
         if now < self.due:  # its gate stayed closed
             self._block_timer.drained(time.monotonic_ns(), self.due, done=False)
             return
-        stage = self._sequence.stages[now]
-        if stage.form == "persistent":
+        prepared = self._sequence.prepared[now]
+        if prepared.form == "persistent":
             words = np.frombuffer(record, np.uint32)
-            done = int(words[_DONE]) == stage.total
-            if not done and not stopping and int(words[_NEXT]) >= stage.total:
+            done = int(words[_DONE]) == prepared.total
+            if not done and not stopping and int(words[_NEXT]) >= prepared.total:
                 raise InternalError(
-                    f"{int(words[_DONE])} of {stage.total} task blocks are done, and the rest is "
-                    "claimed and lost",
+                    f"{int(words[_DONE])} of {prepared.total} task blocks are done, and the rest "
+                    "is claimed and lost",
                     stage="device host, CUDA",
                 )
         else:
-            done = self._sliced_done == stage.total
+            done = self._sliced_done == prepared.total
         self._block_timer.drained(time.monotonic_ns(), now, done=done)
         if done:
             self.due, self.opened = now + 1, False
@@ -187,13 +187,13 @@ class RunTracker:
         records = self.records
         if records is None:
             return 0, 0, sequence.total
-        if self.due == len(sequence.stages):
+        if self.due == len(sequence.prepared):
             return sequence.total, sequence.total, sequence.total
         now = records.current
-        before, total = sequence.before[now], sequence.stages[now].total
-        if now < self.due:  # the current stage is done, and the next one not begun
+        before, total = sequence.before[now], sequence.prepared[now].total
+        if now < self.due:  # the current launch is done, and the next one not begun
             return before + total, before + total, sequence.total
-        if sequence.stages[now].form != "persistent":
+        if sequence.prepared[now].form != "persistent":
             return before + self.sliced, before + self._sliced_done, sequence.total
         if not records.is_ready:
             return 0, 0, sequence.total
@@ -201,32 +201,32 @@ class RunTracker:
         claimed = min(int(words[_NEXT]), total)
         return before + claimed, before + min(int(words[_DONE]), claimed), sequence.total
 
-    def all_claimed(self, stage: int) -> bool:
-        """Return whether all task blocks of a begun stage are claimed; may report it late.
+    def all_claimed(self, number: int) -> bool:
+        """Return whether all task blocks of a begun launch are claimed; may report it late.
 
         A block that was not told to release leaves only if it finds nothing to claim. A block that
         began on a barred SM leaves untold, too: for launches with such blocks the job record
         decides.
         """
-        if self._sequence.stages[stage].form != "persistent":
-            return self.sliced == self._sequence.stages[stage].total
-        if self._claimed < stage:
+        if self._sequence.prepared[number].form != "persistent":
+            return self.sliced == self._sequence.prepared[number].total
+        if self._claimed < number:
             left = [
                 launch.untold_exits
                 for launch in self.launches
-                if launch.stage == stage and self._launches.live(launch) < launch.limit
+                if launch.number == number and self._launches.live(launch) < launch.limit
             ]
-            if not left or (all(left) and not self._counter_exhausted(stage)):
+            if not left or (all(left) and not self._counter_exhausted(number)):
                 return False
-            self._claimed = stage
+            self._claimed = number
         return True
 
-    def of(self, stage: int) -> list[ActiveLaunch]:
-        """Return the launches of a stage."""
-        return [one for one in self.launches if one.stage == stage]
+    def of(self, number: int) -> list[ActiveLaunch]:
+        """Return what is on the device of launch ``number``: itself and its helpers."""
+        return [one for one in self.launches if one.number == number]
 
     def leaving(self, *, exhausted: bool) -> bool:
-        """Return whether blocks of begun stages are resident that were told to release.
+        """Return whether blocks of begun launches are resident that were told to release.
 
         Blocks that have not begun do not count: they may be waiting for the room of others.
 
@@ -237,19 +237,19 @@ class RunTracker:
         if not there:
             return False
         now = self.on_device.current
-        begun = [one.order for one in self.launches if one.stage <= now and one.order]
+        begun = [one.order for one in self.launches if one.number <= now and one.order]
         return there > sum(one.absent + (one.coming if exhausted else 0) for one in begun)
 
     @property
     def sm_usage(self) -> SMUsage:
-        """What resident blocks of the current stage that are to stay take of each SM."""
+        """What resident blocks of the current launch that are to stay take of each SM."""
         usage = NO_USAGE.copy()
         if self.records is not None:
             now = self.records.current
             for order in (launch.order for launch in self.of(now)):
                 if order is not None:
                     usage += np.bincount(order.resident_sms.clip(max=cw.MOST_SMS), None, len(usage))
-            usage /= self._sequence.stages[now].occupancy
+            usage /= self._sequence.prepared[now].occupancy
         return usage
 
     # -- helpers
@@ -258,12 +258,12 @@ class RunTracker:
         return sum(self._launches.live(launch) for launch in self.launches)
 
     def _end_launch(self, launch: ActiveLaunch) -> None:
-        if self._sequence.stages[launch.stage].form != "persistent":
+        if self._sequence.prepared[launch.number].form != "persistent":
             self._sliced_done = self.sliced
-        elif self.on_device.current < launch.stage:
+        elif self.on_device.current < launch.number:
             self.stalled = True  # its gate stayed closed, and so do all behind it
         elif launch.limit and not launch.untold_exits:
-            self._claimed = max(self._claimed, launch.stage)  # its blocks found nothing to claim
+            self._claimed = max(self._claimed, launch.number)  # its blocks found nothing to claim
         self._launches.forget(launch, self._urgent)
 
     def _time_release(self) -> None:
@@ -276,17 +276,17 @@ class RunTracker:
             self._releasing_ns = 0
 
     def _still_leaving(self, *, exhausted: bool = False) -> int:
-        """Return how many released blocks of begun stages are left; ``exhausted``: how many."""
+        """Return how many released blocks of begun launches are left; ``exhausted``: how many."""
         if self.records is None:
             return 0
         now = self.records.current
         return sum(
             max(0, self._launches.live(launch) - (not exhausted and self._launches.staying(launch)))
             for launch in self.launches
-            if launch.stage <= now and launch.order is not None
+            if launch.number <= now and launch.order is not None
         )
 
-    def _counter_exhausted(self, stage: int) -> bool:
+    def _counter_exhausted(self, number: int) -> bool:
         records = self.on_device
-        words = np.frombuffer(records.record(stage, cw.FAULT), np.uint32)
-        return records.is_ready and int(words[_NEXT]) >= self._sequence.stages[stage].total
+        words = np.frombuffer(records.record(number, cw.FAULT), np.uint32)
+        return records.is_ready and int(words[_NEXT]) >= self._sequence.prepared[number].total

@@ -48,7 +48,7 @@ class ActiveLaunch:
     """One launch on the device.
 
     Attributes:
-        stage: its number in the sequence.
+        number: of the launch in its sequence.
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
         slot: its records, None if it has none.
@@ -62,7 +62,7 @@ class ActiveLaunch:
             they began on a barred SM, or all were halted.
     """
 
-    stage: int
+    number: int
     count: int
     limit: int
     slot: Slot | None
@@ -151,16 +151,16 @@ class ActiveLaunches:
 
     # -- launches
 
-    def gate(self, stream: Any, job: int, previous: int, run: int, stage: int) -> None:
-        """Queue a gate before ``stage``, see `gpud.device.cuda.launch.gate`."""
-        pointers = self._gate_parameters.set(job, previous, run, stage)
+    def gate(self, stream: Any, job: int, previous: int, run: int, number: int) -> None:
+        """Queue a gate before launch ``number``, see `gpud.device.cuda.launch.gate`."""
+        pointers = self._gate_parameters.set(job, previous, run, number)
         driver = self._context.enter()
         driver.call("cuLaunchKernel", self._gate, 1, 1, 1, 1, 1, 1, 0, stream, pointers, 0)
 
     def begin(
         self,
         sequence: CUDASequence,
-        stage: int,
+        number: int,
         count: int,
         stream: Any,
         *,
@@ -169,14 +169,14 @@ class ActiveLaunches:
         base: int = 0,
         bitmap: int = 0,
     ) -> ActiveLaunch:
-        """Launch ``count`` blocks of a stage on ``stream``.
+        """Begin ``count`` blocks of a launch on ``stream``.
 
         Args:
             sequence: of the launch.
-            stage: its number in the sequence.
+            number: of the launch in its sequence.
             count: number of blocks; in forms whole and unmodified all of the grid.
             stream: to launch on.
-            job: address of the stage's job record.
+            job: address of the launch's job record.
             place: of the stream.
             base: sliced form: the first task block.
             bitmap: address of the bitmap of barred SMs; 0: none.
@@ -185,7 +185,7 @@ class ActiveLaunches:
             GpudError, DriverError: it could not begin; no resources are held.
             DeviceLost: it began, and its end cannot be detected.
         """
-        what = sequence.stages[stage]
+        what = sequence.prepared[number]
         event = self.take_event()
         slot: Slot | None = None
         persistent = what.form == "persistent"
@@ -193,7 +193,7 @@ class ActiveLaunches:
             if what.form != "unmodified":
                 slot = self.release.take(count if persistent else 0)
                 self.release.place(slot, job, base, bitmap, stream)
-            self._launch(sequence, stage, count, stream, slot, place)
+            self._launch(sequence, number, count, stream, slot, place)
         except (GpudError, DriverError):
             self.give_event(event)
             if slot is not None:
@@ -207,7 +207,7 @@ class ActiveLaunches:
             ReleaseOrder(slot.sms, by_sm=self._by_sm) if persistent and slot is not None else None
         )
         launch = ActiveLaunch(
-            stage, count, count, slot, event, order, place, untold_exits=bitmap != 0
+            number, count, count, slot, event, order, place, untold_exits=bitmap != 0
         )
         with self._counting:
             self._active[launch] = None
@@ -330,15 +330,15 @@ class ActiveLaunches:
     def _launch(
         self,
         sequence: CUDASequence,
-        stage: int,
+        number: int,
         count: int,
         stream: Any,
         slot: Slot | None,
         place: GreenContext | None,
     ) -> None:
-        what = sequence.stages[stage]
+        what = sequence.prepared[number]
         control = 0 if slot is None else slot.address
-        parameters = sequence.parameters(stage, control)
+        parameters = sequence.parameters(number, control)
         grid = (count, 1, 1) if what.form in ("persistent", "sliced") else what.grid
         shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)
         driver = self._context.enter()

@@ -129,27 +129,27 @@ class CUDARunRecords:
 
     @property
     def current(self) -> int:
-        """The number of the stage that runs, or ran last."""
+        """The number of the launch that runs, or ran last."""
         return int(self._page.words[gate.CURRENT])
 
-    def begin(self, stage: int) -> None:
-        """Make ``stage`` the current one without a gate; nothing is on the device."""
-        self._page.words[gate.CURRENT] = stage
+    def begin(self, number: int) -> None:
+        """Make launch ``number`` the current one without a gate; nothing is on the device."""
+        self._page.words[gate.CURRENT] = number
 
     def stop(self) -> None:
-        """Have gates open no more stages."""
+        """Have gates open no more launches."""
         self._page.words[gate.STOP] = 1
 
-    def mark_helped(self, stage: int) -> None:
-        """Keep the gate behind ``stage`` closed: a helper is about to be added to it."""
-        self._page.words[gate.HELPED] = stage + 1
+    def mark_helped(self, number: int) -> None:
+        """Keep the gate behind launch ``number`` closed: a helper is about to be added to it."""
+        self._page.words[gate.HELPED] = number + 1
 
-    def gate(self, stage: int, *, always: bool) -> None:
-        """Queue the gate before ``stage``; ``always``: it ignores the stage before."""
+    def gate(self, number: int, *, always: bool) -> None:
+        """Queue the gate before launch ``number``; ``always``: whatever the one before did."""
         self.unawaited = True
-        previous = 0 if always else self.job(stage - 1)
+        previous = 0 if always else self.job(number - 1)
         launches = self._device.launches
-        launches.gate(self.stream, self.job(stage), previous, self._page.address, stage)
+        launches.gate(self.stream, self.job(number), previous, self._page.address, number)
 
     # -- records
 
@@ -158,15 +158,15 @@ class CUDARunRecords:
         driver = self._device.context.enter()
         driver.call("cuStreamWaitEvent", stream, self._ready, 0)
 
-    def job(self, stage: int) -> int:
-        """Return the address of a stage's job record."""
+    def job(self, number: int) -> int:
+        """Return the address of a launch's job record."""
         address: int = self._records.address
-        return address + cw.JOB_BYTES * stage
+        return address + cw.JOB_BYTES * number
 
-    def record(self, stage: int, size: int = cw.JOB_BYTES) -> bytes:
-        """Return the first ``size`` bytes of a stage's job record, as they are now."""
+    def record(self, number: int, size: int = cw.JOB_BYTES) -> bytes:
+        """Return the first ``size`` bytes of a launch's job record, as they are now."""
         record = np.empty(size, np.uint8)
-        self._device.context.copy_out(record.ctypes.data, self.job(stage), size)
+        self._device.context.copy_out(record.ctypes.data, self.job(number), size)
         return record.tobytes()
 
     def bar(self, sms: frozenset[int]) -> None:
@@ -186,9 +186,9 @@ class CUDARunRecords:
         """Whether the records have been initialised."""
         return self._device.context.enter().is_over(self._ready)
 
-    def kill(self, stages: set[int]) -> None:
-        """Set the kill words of ``stages``, once the records are initialised; returns at once."""
-        self._set([(self.job(stage) + cw.KILL, 1) for stage in sorted(stages)])
+    def kill(self, numbers: set[int]) -> None:
+        """Set these launches' kill words, once the records are initialised; return at once."""
+        self._set([(self.job(number) + cw.KILL, 1) for number in sorted(numbers)])
 
     def _set(self, words: Iterable[tuple[int, int]]) -> None:
         """Write values to addresses in the records, while kernels run."""

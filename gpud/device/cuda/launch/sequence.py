@@ -4,13 +4,13 @@ Problem: a service submits the same hundred launches again and again. What does 
 to run (parameters, initial job records) is laid out once; what does is one block of device memory,
 which one copy on the run's own stream initialises.
 
-Terms: a *stage* is one launch of the sequence. Stages in persistent form follow each other on the
+Terms: launches in persistent form follow each other on the
 device (`gpud.device.cuda.launch.gate`); the others are *hosted*: the host starts each when all
 before it is over, in sub-grids if it is sliced.
 
 Properties:
 * a sequence may run several times at once: each run has records of its own;
-* a run begins with nothing claimed and nothing done; all stages but the first are closed;
+* a run begins with nothing claimed and nothing done; all launches but the first are closed;
 * the number of task blocks per claim is what the launch asks for, or else follows from the block
   time in the kernel's last run (`gpud.device.claim_size`).
 """
@@ -90,9 +90,9 @@ class CUDASequence:
     """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
 
     Attributes:
-        launches: each stage as users see it.
-        stages: what is launched.
-        before: task blocks of all stages before each.
+        launches: a description of each launch for messages.
+        prepared: the launches.
+        before: task blocks of all launches before each.
         total: task blocks in all.
         occupancy: M of the sequence.
         image: address of the initial records of a run, in page-locked memory.
@@ -109,34 +109,36 @@ class CUDASequence:
             raise ValueError("a job has one launch or more")
         self._sms = device.sms
         self._parameters = _Parameters(specs)
-        self.stages = [
-            _stage(device, spec, self._parameters.pointers(index))
+        self.prepared = [
+            _prepared(device, spec, self._parameters.pointers(index))
             for index, spec in enumerate(specs)
         ]
         self.launches = tuple(
-            LaunchInfo(kernel_of(stage.kernel.name), stage.form, stage.grid)
-            for stage in self.stages
+            LaunchInfo(kernel_of(prepared.kernel.name), prepared.form, prepared.grid)
+            for prepared in self.prepared
         )
-        measured = [stage.occupancy for stage in self.stages]
+        measured = [prepared.occupancy for prepared in self.prepared]
         self.occupancy = checked_occupancy(measured, occupancy)
-        totals = [stage.total for stage in self.stages]
+        totals = [prepared.total for prepared in self.prepared]
         self.arenas = frozenset(
-            stage.kernel.module.arena[0] for stage in self.stages if stage.kernel.module.arena
+            prepared.kernel.module.arena[0]
+            for prepared in self.prepared
+            if prepared.kernel.module.arena
         )
         self.before = [0, *accumulate(totals)]
         self.total = self.before.pop()
-        # The most slices that the stages after each can use.
-        slices = [self.slices_of(index, stage.total) for index, stage in enumerate(self.stages)]
+        # The most slices that the launches after each can use.
+        slices = [self.slices_of(n, prepared.total) for n, prepared in enumerate(self.prepared)]
         self._later_slices = [*list(accumulate(reversed(slices), max))[::-1][1:], 0]
-        jobs_bytes = cw.JOB_BYTES * len(self.stages)
-        self.output = jobs_bytes if any(stage.prints for stage in self.stages) else 0
+        jobs_bytes = cw.JOB_BYTES * len(self.prepared)
+        self.output = jobs_bytes if any(prepared.prints for prepared in self.prepared) else 0
         fresh = b"".join(
             cw.job_record(
-                stage.grid,
+                prepared.grid,
                 spec.claims or self._claims(n),
-                output=self.output - cw.JOB_BYTES * n if stage.prints else 0,
+                output=self.output - cw.JOB_BYTES * n if prepared.prints else 0,
             )
-            for n, (stage, spec) in enumerate(zip(self.stages, specs, strict=True))
+            for n, (prepared, spec) in enumerate(zip(self.prepared, specs, strict=True))
         )
         fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0) + cw.named_sms(())
         self.record_bytes = len(fresh)
@@ -151,58 +153,58 @@ class CUDASequence:
         self._tuned = [spec.claims is None for spec in specs]
         self.image: int = block.address
 
-    def blocks(self, stage: int, slices: int) -> int:
-        """Return how many blocks a stage has with ``slices`` slices of the job."""
+    def blocks(self, number: int, slices: int) -> int:
+        """Return how many blocks a launch has with ``slices`` slices of the job."""
         return min(
-            slices * self.stages[stage].occupancy // self.occupancy, self.stages[stage].total
+            slices * self.prepared[number].occupancy // self.occupancy, self.prepared[number].total
         )
 
-    def slices_of(self, stage: int, blocks: int) -> int:
-        """Return how many slices of the job ``blocks`` blocks of a stage occupy, rounded up."""
-        return -(-blocks * self.occupancy // self.stages[stage].occupancy)
+    def slices_of(self, number: int, blocks: int) -> int:
+        """Return how many slices of the job ``blocks`` blocks of a launch occupy, rounded up."""
+        return -(-blocks * self.occupancy // self.prepared[number].occupancy)
 
-    def takes_ns(self, stage: int, slices: int) -> float:
-        """Estimated duration of a stage with ``slices`` slices; 0: not known."""
-        what = self.stages[stage]
+    def takes_ns(self, number: int, slices: int) -> float:
+        """Estimate the duration of a launch with ``slices`` slices; 0: not known."""
+        what = self.prepared[number]
         return (
             what.kernel.block_ns.get(what.block, 0)
             * what.total
-            / max(1, self.blocks(stage, slices))
+            / max(1, self.blocks(number, slices))
         )
 
-    def later_slices(self, stage: int, slices: int) -> int:
-        """Return how many of ``slices`` the stages after ``stage`` can use."""
-        return min(slices, self._later_slices[stage])
+    def later_slices(self, number: int, slices: int) -> int:
+        """Return how many of ``slices`` the launches behind it can use."""
+        return min(slices, self._later_slices[number])
 
-    def tune(self, stage: int) -> None:
-        """Have later runs claim in ``stage`` by its kernel's block time as known now.
+    def tune(self, number: int) -> None:
+        """Have later runs claim in launch ``number`` by its kernel's block time as known now.
 
         A run that is being set up gets each word old or new: both are valid.
         """
-        if self._tuned[stage]:
-            chunk, ahead = self._claims(stage)
-            self._words[stage, cw.CHUNK // 4] = chunk
-            self._words[stage, cw.AHEAD // 4] = ahead
+        if self._tuned[number]:
+            chunk, ahead = self._claims(number)
+            self._words[number, cw.CHUNK // 4] = chunk
+            self._words[number, cw.AHEAD // 4] = ahead
 
     def _claims(self, number: int) -> cw.Claims:
-        stage = self.stages[number]
-        block_ns = stage.kernel.block_ns.get(stage.block)
+        prepared = self.prepared[number]
+        block_ns = prepared.kernel.block_ns.get(prepared.block)
         if block_ns is None:
             return cw.ONE_AT_A_TIME
         most = self.blocks(number, self._sms * self.occupancy)
-        return choose_claims(block_ns, stage.total, most)
+        return choose_claims(block_ns, prepared.total, most)
 
-    def parameters(self, stage: int, control: int) -> int:
+    def parameters(self, number: int, control: int) -> int:
         """Return the address of the pointers to a launch's parameters, for one launch record.
 
         Only one launch at a time uses them: the driver copies the values.
         """
-        self._parameters.set_control(stage, control)
-        return self.stages[stage].pointers
+        self._parameters.set_control(number, control)
+        return self.prepared[number].pointers
 
 
 class _Parameters:
-    """The parameter buffers of all stages and pointers to each parameter, the hidden one last."""
+    """The parameter buffers of all launches and pointers to each parameter, the hidden one last."""
 
     def __init__(self, specs: Sequence[LaunchSpec]) -> None:
         starts, buffers, at = [], [], 0
@@ -222,17 +224,17 @@ class _Parameters:
             pointers.append(self._controls.ctypes.data + 8 * index)
             self._pointers.append(np.array(pointers, np.uint64))
 
-    def pointers(self, stage: int) -> int:
-        """Return the address of a stage's array of pointers."""
-        return int(self._pointers[stage].ctypes.data)
+    def pointers(self, number: int) -> int:
+        """Return the address of a launch's array of pointers."""
+        return int(self._pointers[number].ctypes.data)
 
-    def set_control(self, stage: int, address: int) -> None:
-        """Set the hidden parameter for a stage's next launch."""
-        self._controls[stage] = address
+    def set_control(self, number: int, address: int) -> None:
+        """Set the hidden parameter for the next time that the launch is begun."""
+        self._controls[number] = address
 
 
-def _stage(device: Preparation, spec: LaunchSpec, pointers: int) -> PreparedLaunch:
-    """Check a launch and make its stage.
+def _prepared(device: Preparation, spec: LaunchSpec, pointers: int) -> PreparedLaunch:
+    """Check a launch and prepare it.
 
     Raises:
         LaunchConfigError: the device does not allow this grid, block or shared memory.

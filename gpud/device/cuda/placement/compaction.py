@@ -61,14 +61,14 @@ NO_USAGE: Final[SMUsage] = np.zeros(MOST_SMS + 1)
 
 
 class PendingBlocks(NamedTuple):
-    """Blocks of a run's current stage that have not begun.
+    """Blocks of a run's current launch that have not begun.
 
     Attributes:
         blocks: how many.
-        occupancy: M of the stage.
-        launches: the stage's launches.
+        occupancy: M of the launch.
+        launches: what of it is on the device.
         sms: where they may begin; None: on any SM.
-        most: how many blocks of the stage fit there if nothing else is resident.
+        most: how many blocks of the launch fit there if nothing else is resident.
     """
 
     blocks: int
