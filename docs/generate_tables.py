@@ -87,7 +87,7 @@ def _offsets(fields: list[Any]) -> dict[str, int]:
 
 
 def _layouts(text: str) -> Iterator[list[list[str]]]:
-    """Yield the tables of a docstring as rows of cells; a row without an offset continues the last."""
+    """Yield a docstring's tables as rows of cells; a row without an offset continues the last."""
     lines = text.splitlines()
     rules = [n for n, line in enumerate(lines) if re.fullmatch(r"=+( =+)+", line)]
     for _, head, end in zip(rules[::3], rules[1::3], rules[2::3], strict=True):

@@ -79,7 +79,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "alloc",
         "capsm_scaled_ns",
         "cause",
-        "chain",
         "charge",
         "counted_to_ns",
         "deadline_ns",
@@ -93,6 +92,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "growths",
         "held",
         "id",
+        "is_sequence",
         "killed",
         "least",
         "most",
@@ -135,7 +135,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.weight = event.weight
         self.deadline_ns = event.deadline_ns
         self.occupancy, self.slice, self.whole, self.use = _launch_sizes(event.launches)
-        self.chain = len(event.launches) > 1
+        self.is_sequence = len(event.launches) > 1
         # Sizes in slices, computed by the policy once the size of the job's device is known.
         self.least = self.most = self.quota_slices = 0
         # The views of its size: see the class.
@@ -246,7 +246,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self._count_held()
 
     def mark_ending(self) -> None:
-        """Recomputes `held` after the job's state has become `JobState.ENDING`."""
+        """Recompute `held` after the job's state has become `JobState.ENDING`."""
         self._count_held()
 
     def blocks_left(self, epoch: int, held: int, *, exhausted: bool) -> bool:
@@ -262,14 +262,14 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         return before != (self.held, self.exhausted)
 
     def _count_held(self) -> None:
-        """Recomputes `held`, valid however many of the sent commands the device has executed."""
+        """Recompute `held`, valid however many of the sent commands the device has executed."""
         if self.exhausted:
             self.held = self.reported  # no task block is left for more slices to run
             return
         held = self.reported
-        # The last confirmed size may yet be filled: by a chain's next launch, if the present one is
-        # too small for it, and by any launch when the next command is executed. `EndJob` has no
+        # The last confirmed size may yet be filled: by a sequence's next launch, if the present one
+        # is too small for it, and by any launch when the next command is executed. `EndJob` has no
         # epoch that would show that it was executed.
-        if self.state is not JobState.ENDING or self.chain or len(self.grants) > 1:
+        if self.state is not JobState.ENDING or self.is_sequence or len(self.grants) > 1:
             held = max(held, self.grants[0][1])
         self.held = held + sum(slices for _, slices in self.growths)

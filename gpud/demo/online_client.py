@@ -76,14 +76,14 @@ class OnlineClient:
         for number in range(SLOTS):
             hidden = [gpu.zeros(shape, np.float32) for _ in range(2)]
             output, served = gpu.zeros(shape, np.float32), gpu.zeros(BATCH, np.uint32)
-            signal, chain = inputs[number % INPUTS], []
+            signal, launches = inputs[number % INPUTS], []
             for layer in range(layers):
                 into = hidden[layer % 2]
                 values = (signal, weights[layer], biases[layer], into, width)
-                chain.append(dense.call(grid, BLOCK, values))
+                launches.append(dense.call(grid, BLOCK, values))
                 signal = into
-            chain.append(softmax.call(BATCH, 256, (signal, output, served, width)))
-            self._slots.append(_Slot(chain, gpu.stream(), output.numpy(), served.numpy()))
+            launches.append(softmax.call(BATCH, 256, (signal, output, served, width)))
+            self._slots.append(_Slot(launches, gpu.stream(), output.numpy(), served.numpy()))
 
     def submit(self, number: int) -> gc.Job:
         """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""

@@ -101,7 +101,7 @@ def test_opcodes_agree_with_their_references(case: Case, device: Any) -> None:
     agree(case, device, ("persistent",))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("case", OPCODES, ids=NAME)
 def test_opcodes_in_all_forms(case: Case, device: Any) -> None:
     agree(case, device, FORMS)
