@@ -91,8 +91,22 @@ class Config:
     policy: str = _setting(
         types.word("the name of a scheduling policy"),
         "reservations",
-        "how jobs share a device: reservations; or, to compare with, fifo (run to completion) or "
-        "equal (equal shares, no reservations)",
+        "how jobs share a device: reservations; arrival, the same except that offline jobs take "
+        "nothing from each other; or, to compare with, fifo (run to completion) or equal (shares "
+        "by weight alone; a job with a reservation is refused)",
+    )
+    rebalance_hold_ns: int = _setting(
+        types.duration("ms", most_s=60, least_ns=10**6),
+        "100 ms",
+        "how long offline jobs stay as they are before those with more than their part give some "
+        "up for those with less: longer than a short job takes, and soon enough that nobody waits "
+        "for it",
+    )
+    rebalance_limit: int = _setting(
+        types.integer(1, 100),
+        "5",
+        "how often a second a job gives up some of its share for other offline jobs, at most; a "
+        "change costs about a launch, so that 5 of them cost less than 1 %",
     )
     offline_floor: str = _setting(
         types.amount(), "0", "what online jobs always leave to offline ones, on each device"

@@ -80,10 +80,11 @@ def check_submission(
     if device.state is _GONE:
         return device.lost_error("failed for good and is not started again; use another device")
     refusal = check_amounts(job.reservation, job.quota, exclusive=job.exclusive)
-    if refusal is None and job.exclusive and not policy.keeps_reservations:
+    if refusal is None and job.online and not policy.keeps_reservations:
         refusal = InvalidArgument(
-            f"the daemon's policy {policy.name!r} keeps no reservations, so no job has SMs of its "
-            "own"
+            f"the daemon's policy {policy.name!r} keeps no reservations, and so takes no jobs that "
+            "have one; submit the job without reservation, with weight for a larger share, or let "
+            "the daemon run with policy 'reservations'"
         )
     if refusal is None and device.sms is not None:
         refusal = policy.size(job, device)

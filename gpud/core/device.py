@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 from fractions import Fraction
 
 from gpud.core import sort_keys
@@ -30,6 +31,7 @@ from gpud.core.capacity import SCALE, amount_of
 from gpud.core.commands import Command, ResizeJob, StartJob
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
+from gpud.core.service import ServiceRecord
 from gpud.core.settings import Settings
 from gpud.errors import DeviceLost
 from gpud.units import JobId, Partitions, job_name
@@ -74,13 +76,25 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         growable: jobs that could be given more, by M; within one M those with the least allocation
             relative to their weight first.
         shrinkable: jobs that capacity can be taken from, smallest allocation first.
+        service: what the offline jobs received, if the policy counts it; None otherwise.
+        rebalance_at_ns: when the policy is to move capacity between offline jobs; None for never.
+        rebalancing: that time has been reached.
+        reserved_for: the job that free capacity is kept for, and the slices that it is to have,
+            after others have been told to release capacity for it; None otherwise.
+        rebalance_hold_ns, turn_ns: as in `gpud.core.settings.Settings`.
         holds: what makes up held_back: (when the hold expires, amount), oldest first.
         resized, starting: jobs for which `take_commands` has to issue commands.
         dirty: something has changed since the policy was last run.
     """
 
     def __init__(
-        self, device: int, settings: Settings, separates_online: bool, now_ns: int
+        self,
+        device: int,
+        settings: Settings,
+        *,
+        separates_online: bool,
+        counts_service: bool,
+        now_ns: int,
     ) -> None:
         super().__init__(DEVICES, DeviceState.STARTING, now_ns)
         self.index = device
@@ -101,6 +115,14 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.waiting = JobQueue()
         self.growable: dict[int, JobQueue] = {}
         self.shrinkable = JobQueue()
+        self.service: ServiceRecord | None = None
+        if counts_service:
+            self.service = ServiceRecord(settings.rebalance_hold_ns, now_ns)
+        self.rebalance_at_ns: int | None = None
+        self.rebalancing = False
+        self.reserved_for: tuple[JobRecord, int] | None = None
+        self.rebalance_hold_ns = settings.rebalance_hold_ns
+        self.turn_ns = settings.turn_ns
         self.holds: deque[tuple[int, int]] = deque()
         self.hold_timer_ns = -1
         self.resized: dict[JobId, JobRecord] = {}
@@ -143,7 +165,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._starts += 1
         job.start_order = self._starts
         job.step(_START, self.now_ns)
-        job.started_ns = self.now_ns
+        job.started_ns = job.changed_ns = self.now_ns
+        job.kept_until_ns = self.now_ns + self.turn_ns
         job.begin(slices)
         self.starting.append(job)
         if job.online and self.held_back:
@@ -153,11 +176,13 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
     def resize(self, job: JobRecord, slices: int) -> None:
         """Change the slices of a started job."""
         job.set_slices(slices)
+        job.changed_ns = self.now_ns
         self.resized[job.id] = job
         if slices == 0 and job.state is _RUNNING:
             job.step(JobInput.PAUSE, self.now_ns)
         elif slices and job.state is _PAUSED:
             job.step(JobInput.RESUME, self.now_ns)
+            job.kept_until_ns = self.now_ns + self.turn_ns
         if job.online and self.held_back and slices > job.sent_slices:
             self._take_held_back((slices - job.sent_slices) * job.slice)
         self.update(job)
@@ -172,6 +197,12 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         if not job.online:
             job.works = True
             self.working += 1
+        job.changed_ns = self.now_ns
+        if self.service is not None and not job.online:
+            self.service.advance(self.now_ns)
+            self.service.join(job, self.sharing())
+            if not job.whole:
+                self.service.change(job, 0)
         self._update_queues(job)
 
     def remove(self, job: JobRecord) -> None:
@@ -240,7 +271,41 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         if works is not job.works:
             self.working += 1 if works else -1
             job.works = works
+        if self.service is not None and not job.online:
+            self._count_hunger(job)
         self._update_queues(job)
+
+    def sharing(self) -> list[JobRecord]:
+        """Return the running jobs that capacity can be taken from, and that can still use it."""
+        return [entry[2] for entry in self.shrinkable if not entry[2].exhausted]
+
+    def update_leads(self, jobs: Iterable[JobRecord]) -> None:
+        """Compute the leads of jobs anew, and file them by these."""
+        assert self.service is not None, "the policy counts service"
+        self.service.advance(self.now_ns)
+        for job in jobs:
+            lead = self.service.lead(job)
+            if lead != job.lead:
+                job.lead = lead
+                if job.slices:  # without any, it is not filed by its lead
+                    self._update_queues(job)
+
+    def _count_hunger(self, job: JobRecord) -> None:
+        """Update the service record after a job has changed, before its queues are."""
+        assert self.service is not None
+        state = job.state
+        if job.whole:
+            return
+        hungry = state is _WAITING or (
+            (state is _RUNNING or state is _PAUSED) and job.slices < job.most and not job.exhausted
+        )
+        if not hungry and job.hunger is None:
+            return
+        self.service.advance(self.now_ns)
+        if hungry and job.hunger is None and self.service.weight:
+            self.service.limit(job, self.capacity)
+        self.service.change(job, job.alloc if hungry else None)
+        job.lead = self.service.lead(job)
 
     def expire_holds(self, now_ns: int) -> None:
         """Make the capacity of expired holds available to offline jobs."""
@@ -261,6 +326,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         """Clear the holds after the host was lost; its jobs were removed before."""
         self.holds.clear()
         self.held_back = 0
+        self.rebalance_at_ns = self.reserved_for = None
+        self.rebalancing = False
         self.dirty = True
 
     def take_commands(self) -> list[Command]:
@@ -310,7 +377,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             queue = self.growable.get(job.occupancy)
             if queue is None:
                 queue = self.growable[job.occupancy] = JobQueue()
-            found.append((queue, (*sort_keys.level_key(job), job)))
+            key = sort_keys.level_key if self.service is None else sort_keys.hunger_key
+            found.append((queue, (*key(job), job)))
         if job.alloc:
             found.append((self.shrinkable, (*sort_keys.size_key(job), job)))
         return found

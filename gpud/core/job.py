@@ -72,6 +72,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         preparations: how many hosts in a row were asked to prepare for it without completing.
         killed: its running task blocks were commanded to be killed.
         cause: the error for which it is being ended.
+        hunger: its allocation as `gpud.core.service` counts it; None if it is not hungry.
+        lead: its lead in `gpud.core.service`, as of its last change or a later rebalancing.
+        service_base: its service in `gpud.core.service` is this and ``capsm_scaled_ns``.
+        changed_ns: when it began to wait, started, or was last resized.
+        kept_until_ns: until then it gives up nothing for other offline jobs.
     """
 
     __slots__ = (
@@ -79,6 +84,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "alloc",
         "capsm_scaled_ns",
         "cause",
+        "changed_ns",
         "charge",
         "counted_to_ns",
         "deadline_ns",
@@ -91,9 +97,12 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "grants",
         "growths",
         "held",
+        "hunger",
         "id",
         "is_sequence",
+        "kept_until_ns",
         "killed",
+        "lead",
         "least",
         "most",
         "occupancy",
@@ -107,6 +116,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "reported",
         "reservation",
         "sent_slices",
+        "service_base",
         "session",
         "slice",
         "slices",
@@ -167,6 +177,9 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.killed = False
         self.capsm_scaled_ns = 0
         self.counted_to_ns = now_ns
+        self.hunger: int | None = None
+        self.service_base = self.lead = 0
+        self.changed_ns = self.kept_until_ns = now_ns
         self.cause: GpudError | None = None
 
     @property
@@ -206,6 +219,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         Blocks being released count toward its quota until they have left.
         """
         return min(self.most - self.slices, self.quota_slices - self.held)
+
+    def served_at(self, now_ns: int) -> int:
+        """Return its service, see `gpud.core.service`, at a time since its last change."""
+        since_ns = now_ns - self.counted_to_ns
+        return self.service_base + self.capsm_scaled_ns + self.alloc * since_ns
 
     def whole_need(self, sms: int) -> int:
         """Return the slices that its launches in form ``whole`` need at once on ``sms`` SMs."""

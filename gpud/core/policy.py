@@ -17,12 +17,15 @@ class Policy(Protocol):
     Attributes:
         name: as in the configuration.
         separates_online: online jobs wait in a queue of their own and are never shrunk.
-        keeps_reservations: a started online job never has less than its reservation.
+        keeps_reservations: a started online job never has less than its reservation; if not, no
+            job can be online.
+        counts_service: it shares by the service that jobs received (`gpud.core.service`).
     """
 
     name: ClassVar[str]
     separates_online: ClassVar[bool]
     keeps_reservations: ClassVar[bool]
+    counts_service: ClassVar[bool]
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """Compute the job's sizes, or return why the device can never grant what it asks for."""

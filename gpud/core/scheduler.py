@@ -256,7 +256,11 @@ class Scheduler:
         device = self.devices.get(event.device)
         if device is None:
             device = DeviceRecord(
-                event.device, self.settings, self.policy.separates_online, self.now_ns
+                event.device,
+                self.settings,
+                separates_online=self.policy.separates_online,
+                counts_service=self.policy.counts_service,
+                now_ns=self.now_ns,
             )
             self.devices[event.device] = device
         device.step(DeviceInput.UP, self.now_ns)
@@ -330,8 +334,11 @@ class Scheduler:
         if device.state is not _READY:
             device.resized.clear()
             return
+        planned_ns = device.rebalance_at_ns
         self.policy.rebalance(device)
         device.dirty = False  # set by the policy's own changes
+        if device.rebalance_at_ns is not None and device.rebalance_at_ns != planned_ns:
+            self._timers.add(device.rebalance_at_ns, Timer.REBALANCE, device.index)
         if device.holds and device.holds[0][0] != device.hold_timer_ns:
             device.hold_timer_ns = device.holds[0][0]
             self._timers.add(device.hold_timer_ns, Timer.HOLD, device.index)
@@ -356,6 +363,10 @@ class Scheduler:
         _, what, subject = due
         if what is Timer.HOLD:
             self.devices[subject].expire_holds(self.now_ns)
+        elif what is Timer.REBALANCE:
+            device = self.devices[subject]
+            device.rebalance_at_ns = None
+            device.rebalancing = device.dirty = True
         elif what is Timer.DRAIN:
             error = JobCancelled("the daemon shut down before the job had ended")
             for job in reversed(list(self.jobs.values())):
@@ -381,6 +392,8 @@ class Scheduler:
             return bool(self.jobs)
         if what is Timer.HOLD:
             return bool(self.devices[subject].holds)
+        if what is Timer.REBALANCE:
+            return self.devices[subject].rebalance_at_ns == at_ns
         job = self.jobs.get(JobId(subject))
         if job is None:
             return False

@@ -11,6 +11,17 @@ from gpud.units import Share, share
 __all__ = ["Settings"]
 
 
+_SECOND_NS = 1_000_000_000
+_LEAST = {
+    "hold_ns": 0,
+    "rebalance_hold_ns": 1,
+    "rebalance_limit": 1,
+    "grace_ns": 0,
+    "max_jobs_per_session": 1,
+    "max_preparations": 1,
+}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of one scheduler, constant during its life.
@@ -20,6 +31,10 @@ class Settings:
         offline_floor: CapSM of each device, or a percentage of it, that online jobs must leave to
             all offline jobs together. 0 for none.
         hold_ns: how long capacity freed by an online job is held back from offline jobs.
+        rebalance_hold_ns: how long offline jobs must have been as they are before they give up
+            capacity for each other.
+        rebalance_limit: how often in a second, at most, a job gives up capacity for other offline
+            jobs.
         grace_ns: how long a job being ended may keep running before it is killed, or, if it is not
             killable or the kill has no effect, its device host is replaced.
         max_jobs_per_session: the most unfinished jobs in one session.
@@ -34,6 +49,8 @@ class Settings:
     policy: str = "reservations"
     offline_floor: Share = 0
     hold_ns: int = 0
+    rebalance_hold_ns: int = 100_000_000
+    rebalance_limit: int = 5
     grace_ns: int = 2_000_000_000
     max_jobs_per_session: int = 100_000
     max_preparations: int = 3
@@ -41,11 +58,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         self.floor(1)
-        for name in ("hold_ns", "grace_ns", "max_jobs_per_session", "max_preparations"):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            least = 1 if name.startswith("max_") else 0
             if value < least:
                 raise InvalidArgument(f"{name} must be {least} or more, not {value}")
+
+    @property
+    def turn_ns(self) -> int:
+        """Return for how long a job keeps what it has after it started, or gave up some of it."""
+        return _SECOND_NS // self.rebalance_limit
 
     def floor(self, sms: int) -> Fraction:
         """Return `offline_floor` in CapSM for a device of ``sms`` SMs, at most ``sms``."""

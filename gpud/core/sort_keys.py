@@ -7,9 +7,23 @@ from __future__ import annotations
 
 from gpud.core.job import JobRecord
 
-__all__ = ["deadline_key", "level", "level_key", "preparation_key", "size_key", "start_key"]
+__all__ = [
+    "WITH_SLICES",
+    "deadline_key",
+    "hunger_key",
+    "level",
+    "level_key",
+    "preparation_key",
+    "size_key",
+    "start_key",
+]
 
 _NO_DEADLINE = 1 << 64  # sorts after every deadline: times have 63 bits
+_AFTER_ALL_SERVICE = 1 << 192  # levels of service and of capacity are far below
+
+WITH_SLICES = (-_AFTER_ALL_SERVICE // 2,)
+"""Sorts, as a `hunger_key`, after all jobs without slices and before all with some."""
+
 _LEVEL_BITS = 20  # fractional bits that a level keeps in its division by a weight
 
 
@@ -33,6 +47,15 @@ def preparation_key(job: JobRecord) -> tuple[bool, int, int]:
 def level(amount: int, weight: int) -> int:
     """Return the level, amount / weight, as a fixed-point number; only for comparisons."""
     return (amount << _LEVEL_BITS) // weight
+
+
+def hunger_key(job: JobRecord) -> tuple[int, int]:
+    """Jobs without slices first, the least service by weight first; then by slices and lead."""
+    if job.slices:
+        has = job.slices * job.slice + job.lead
+        return ((has << _LEVEL_BITS) // job.weight, job.order)
+    served = job.service_base + job.capsm_scaled_ns  # it does not change without slices
+    return ((served << _LEVEL_BITS) // job.weight - _AFTER_ALL_SERVICE, job.order)
 
 
 def level_key(job: JobRecord) -> tuple[int, int]:

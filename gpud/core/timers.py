@@ -18,6 +18,7 @@ class Timer(IntEnum):
     GRACE = 2  # a job
     HOLD = 3  # a device
     DRAIN = 4  # none: 0
+    REBALANCE = 5  # a device
 
 
 Due = tuple[int, Timer, int]

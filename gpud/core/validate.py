@@ -1,7 +1,8 @@
 """Checks every invariant of a scheduler's state from scratch, in tests and under ``debug``.
 
 Properties checked, as named in `gpud.core.scheduler`: capacity, quota, reservation, partitions,
-prepared; and of the bookkeeping: sums, filed (see `gpud.core.device`), sessions (each unfinished
+prepared; and of the bookkeeping: sums, filed (see `gpud.core.device`), service
+(`counted` in `gpud.core.service`), sessions (each unfinished
 job is in exactly one session). Properties of a history rather than of one state (once, awake,
 equal_logs) are checked by the tests, against a model of a device.
 """
@@ -88,12 +89,28 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
     for name, total in sums.items():
         if getattr(device, name) != total:
             yield f"sums: {device.what} counts {name} as {getattr(device, name)}, it is {total}"
+    if device.service is not None:
+        yield from _service(device, jobs)
     own = [job.partition for job in jobs if job.started and job.exclusive]
     if sum(own) > device.partitions.most or any(
         sms % max(1, device.partitions.step) for sms in own
     ):
         yield f"partitions: {device.what} sets {own} SMs apart, and can {device.partitions}"
     yield from _filed(device, jobs)
+
+
+def _service(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
+    service = device.service
+    assert service is not None, "only for policies that count it"
+    hungry = [job for job in jobs if job.hunger is not None]
+    sums = {
+        "weight": sum(job.weight for job in hungry),
+        "rate": sum(job.alloc for job in hungry),
+        "served": sum(job.served_at(service.at_ns) for job in hungry),
+    }
+    for name, total in sums.items():
+        if getattr(service, name) != total:
+            yield f"service: {device.what} counts {name} as {getattr(service, name)}, it is {total}"
 
 
 def _job(job: JobRecord, *, keeps_reservations: bool) -> Iterator[str]:

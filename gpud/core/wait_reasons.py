@@ -17,7 +17,9 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
             return f"follows job {job.stream_prev.name} in its stream"
         return f"follows {job.after_left} other job{'s' if job.after_left > 1 else ''}"
     if job.state is JobState.PAUSED:
-        return "online jobs have its capacity"
+        if device.online_allocated:
+            return "online jobs have its capacity"
+        return "it is the turn of other offline jobs, which were served less"
     if job.started:
         return None
     if device.state is not DeviceState.READY:

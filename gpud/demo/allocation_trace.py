@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 __all__ = ["Change", "changes_in", "stacked", "trace_problems"]
 
 
+_REQUEST = "dense"  # the first kernel of `gpud.demo.online_network`
+
+
 class Change(NamedTuple):
     """From ``at_s`` on, ``job``, in ``lane``, has an allocation of ``sms`` CapSM."""
 
@@ -25,7 +28,8 @@ class Change(NamedTuple):
 def changes_in(trace: Mapping[str, Any]) -> Iterator[Change]:
     """Yield the allocation changes in a daemon's trace; other events are ignored.
 
-    The lane of an online job is ``online``, that of an offline job the name of its kernel.
+    The lane of a request is ``online``, also under a policy without reservations, where it is an
+    offline job; the lane of any other job is the name of its kernel.
     """
     events = trace["traceEvents"]
     start_s = trace.get("otherData", {}).get("start_monotonic_ns", 0) / 1e9
@@ -34,7 +38,7 @@ def changes_in(trace: Mapping[str, Any]) -> Iterator[Change]:
         if event["ph"] == "M" and event["name"] == "thread_name":
             job, _, rest = event["args"]["name"].partition(" ")
             name, _, kind = rest.rpartition(" ")
-            lanes[job] = "online" if kind == "(online)" else name
+            lanes[job] = "online" if kind == "(online)" or name.startswith(_REQUEST) else name
     for event in events:
         if event["ph"] == "C":
             for job, sms in event["args"].items():

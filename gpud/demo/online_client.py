@@ -56,12 +56,15 @@ def layers_for(gpu: gc.Session, request_s: float) -> int:
 class OnlineClient:
     """Submits requests, each with a reservation of the whole device, and checks the answers.
 
+    Under the policy ``equal``, which keeps no reservations, requests have none.
+
     Args:
         gpu: a connection that only this client uses.
         layers: number of dense layers; a request has one kernel more.
     """
 
     def __init__(self, gpu: gc.Session, layers: int) -> None:
+        self._reservation = None if gpu.daemon["policy"] == "equal" else "100%"
         self.problems: list[str] = []
         self._gpu = gpu
         self._network = net = network(layers)
@@ -88,7 +91,7 @@ class OnlineClient:
     def submit(self, number: int) -> gc.Job:
         """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""
         slot = self._slots[number % SLOTS]
-        return self._gpu.sequence(slot.calls, reservation="100%", stream=slot.stream)
+        return self._gpu.sequence(slot.calls, reservation=self._reservation, stream=slot.stream)
 
     def answer(self, number: int) -> float:
         """Submit a request and wait for its answer; return its running time in seconds."""

@@ -41,6 +41,8 @@ def random_settings(draw: random.Random) -> Settings:
         offline_floor=draw.choice((0, 0, 0, Fraction(1, 2), Fraction(1), "25%")),
         hold_ns=draw.choice((0, 0, 50)),
         grace_ns=200,
+        rebalance_hold_ns=draw.choice((20, 50)),
+        rebalance_limit=draw.choice((10_000_000, 30_000_000)),  # turns of 100 and 33 ns
     )
 
 

@@ -38,6 +38,8 @@ CHECKS = (
     "equal_logs",
     "order",
     "books",
+    "fair",
+    "patient",
 )
 """Names of the properties, as a `Broken` carries them. "order" is that of streams and ``after``."""
 
@@ -81,6 +83,8 @@ class Work:
     commanded: int = 0  # slices, as the scheduler last said
     commanded_epoch: int = 0
     told_to_end: bool = False
+    changed_ns: int = 0  # when the scheduler last changed its size
+    gave_ns: int = 0  # when it was started or resumed, or last gave for other offline jobs
     reported: tuple[int, bool] | None = None  # (held, exhausted) as the scheduler was last told
 
     @property
@@ -376,6 +380,7 @@ class World:
         commands = self.scheduler.handle(event)
         self.log.append(write_line(event, commands))
         self.all_commands += commands
+        self._check_patient(event, commands)
         ending = self._ending(event)
         grew: dict[int, None] = {}
         changed: dict[tuple[int, JobId], None] = {}
@@ -387,6 +392,28 @@ class World:
                 changed[key] = None
             self._take(command, ending, grew)
         self.check(grew)
+
+    def _check_patient(self, event: ev.Event, commands: list[out.Command]) -> None:
+        """Offline jobs give for each other only when a timer fires, and each only so often."""
+        changes = [c for c in commands if isinstance(c, out.StartJob | out.ResizeJob)]
+        online = any(self.reservation[command.job] is not None for command in changes)
+        for command in changes:
+            if isinstance(command, out.StartJob):
+                continue
+            work = self.work[command.device][command.job]
+            gives = command.slices < work.commanded and self.reservation[command.job] is None
+            alone = self.scheduler.policy.name != "equal" and not online
+            if gives and alone and not isinstance(event, ev.ResizeRequested):
+                held = self.now_ns - work.changed_ns >= self.settings.rebalance_hold_ns
+                if not held or self.now_ns - work.gave_ns < self.settings.turn_ns:
+                    raise Broken(
+                        "patient",
+                        f"{command} at {self.now_ns}; changed {work.changed_ns}, {work.gave_ns}",
+                    )
+                work.gave_ns = self.now_ns
+            elif not work.commanded:
+                work.gave_ns = self.now_ns
+            work.changed_ns = self.now_ns
 
     def _ending(self, event: ev.Event) -> tuple[JobId, bool] | None:
         return (event.job, event.complete) if isinstance(event, ev.JobEnded) else None
@@ -413,6 +440,7 @@ class World:
                 work = Work(self.live[command.job], command.occupancy)
                 work.inbox.append(command)
                 work.commanded = command.slices
+                work.changed_ns = work.gave_ns = self.now_ns
                 work.own = command.exclusive
                 if (work.own > 0) is not work.submission.exclusive:
                     raise Broken("partitions", f"{command} sets {work.own} SMs apart")
@@ -563,7 +591,25 @@ class World:
     # -- at rest
 
     def come_to_rest(self) -> None:
-        """Lets devices answer everything, and what ends end, without giving anybody more work."""
+        """Lets devices answer everything, and what ends end, without giving anybody more work.
+
+        Then time passes, until offline jobs share what there is as they should.
+        """
+        self._answer_everything()
+        until_ns = self.now_ns + 4 * (self.settings.rebalance_hold_ns + self.settings.turn_ns)
+        while self.timer_ns is not None and self.timer_ns <= until_ns:
+            due = [
+                device.index
+                for device in self.scheduler.devices.values()
+                if device.rebalance_at_ns == self.timer_ns
+            ]
+            said = len(self.all_commands)
+            self.pass_time(max(0, self.timer_ns - self.now_ns))
+            if not [c for c in self.all_commands[said:] if not isinstance(c, out.SetTimer)]:
+                self._check_fair(due)
+            self._answer_everything()
+
+    def _answer_everything(self) -> None:
         for _ in range(100_000):
             if not self._stir():
                 break
@@ -571,11 +617,55 @@ class World:
             raise Broken("awake", "devices and scheduler talk for ever")
         self.check_awake()
 
+    def _check_fair(self, devices: list[int]) -> None:
+        """Checks that the scheduler, which has just decided that nobody gives, is right.
+
+        Of each two jobs with slices of one size: not that the one could give the other a slice, and
+        would still be above it.
+        """
+        settled_ns = self.now_ns - self.settings.rebalance_hold_ns
+        for device in devices:
+            jobs = [
+                self.scheduler.jobs[job] for job in self.live if self.live[job].device == device
+            ]
+            jobs = [
+                job
+                for job in jobs
+                if not (job.online or job.whole or job.exhausted or job.state == "ending")
+            ]
+            works = self.work[device]
+            if any(work.stuck for work in works.values()):
+                continue  # capacity is on its way to somebody, and never comes
+            givers = [
+                job
+                for job in jobs
+                if job.id in works
+                and works[job.id].commanded
+                and works[job.id].changed_ns <= settled_ns
+                and works[job.id].gave_ns <= self.now_ns - self.settings.turn_ns
+            ]
+            takers = [job for job in givers if job.growth_room > 0]
+            takers += [job for job in jobs if job.live and not job.slices]
+            waiting = self.scheduler.devices[device].waiting.jobs()
+            takers += [] if not waiting or waiting[0].whole else waiting[:1]
+            takers = [job for job in takers if job.changed_ns <= settled_ns]
+            for giver in givers:
+                for taker in takers:
+                    if giver.slice != taker.slice or giver is taker:
+                        continue
+                    left = Fraction(giver.lead + (giver.slices - 1) * giver.slice, giver.weight)
+                    gets = Fraction(taker.lead + (taker.slices + 1) * taker.slice, taker.weight)
+                    if left > gets:
+                        raise Broken(
+                            "fair",
+                            f"{giver.name} has {giver.slices} slices and a lead of {giver.lead}, "
+                            f"{taker.name} has {taker.slices} and {taker.lead}",
+                        )
+
     def _stir(self) -> bool:
-        if self.settings.hold_ns and self.timer_ns is not None:
-            if self.timer_ns <= self.now_ns + self.settings.hold_ns:
-                self.pass_time(max(0, self.timer_ns - self.now_ns))
-                return True
+        if self.timer_ns is not None and any(d.holds for d in self.scheduler.devices.values()):
+            self.pass_time(max(0, self.timer_ns - self.now_ns))
+            return True
         for job in self.preparing:
             self.prepare(job)
             return True
@@ -608,7 +698,12 @@ class World:
                     raise Broken("awake", f"job {job} is to be prepared, and no device was told")
         for device, sms in self.sms.items():
             stuck = any(work.stuck for work in self.work[device].values())
-            if sms is not None and not stuck and self.scheduler.policy.name == "reservations":
+            if (
+                sms is not None
+                and not stuck
+                and self.scheduler.policy.keeps_reservations
+                and self.scheduler.policy.separates_online
+            ):
                 for text in self._idle(device, sms):
                     raise Broken("awake", text)
 

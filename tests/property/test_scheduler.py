@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -40,6 +41,8 @@ from tests.property.scheduler_simulation import CHECKS, Broken, World
 
 ROOT = Path(__file__).parents[2]
 MANY = 10**6
+SHORT = Settings(grace_ns=200, rebalance_hold_ns=50, rebalance_limit=10_000_000)
+"""Settings for histories that take microseconds: a turn has 100 ns."""
 
 LAUNCHES = st.lists(
     st.builds(
@@ -65,7 +68,7 @@ class Histories(RuleBasedStateMachine):
         hold_ns=st.sampled_from((0, 50)),
     )
     def begin(self, sms: list[int], floor: Any, hold_ns: int) -> None:
-        self.world = World(Scheduler(Settings(offline_floor=floor, hold_ns=hold_ns, grace_ns=200)))
+        self.world = World(Scheduler(replace(SHORT, offline_floor=floor, hold_ns=hold_ns)))
         for device, number in enumerate(sms):
             self.world.device_up(device, number)
         self.world.open()
@@ -224,15 +227,15 @@ def test_long_histories_keep_every_property(seed: int) -> None:
     assert {"done", "failed", "cancelled"} <= set(world.ended.values())
 
 
-@pytest.mark.parametrize("policy", ["fifo", "equal"])
+@pytest.mark.parametrize("policy", ["arrival", "fifo", "equal"])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_baselines_keep_capacity_quota_and_once(policy: str, seed: int) -> None:
-    world = history(seed, 1000, Settings(policy=policy, grace_ns=200))
+    world = history(seed, 1000, replace(SHORT, policy=policy))
     assert len(world.ended) > 100
 
 
 def test_a_drain_in_the_middle_of_a_history_ends_everything() -> None:
-    world = World(Scheduler(Settings(grace_ns=200)))
+    world = World(Scheduler(SHORT))
     history(3, 400, world=world)
     world.open()
     for _ in range(20):
@@ -353,6 +356,26 @@ class NeverGrows(Reservations):
         return False
 
 
+class GivesNothing(Reservations):
+    """Offline jobs do not give up capacity for each other."""
+
+    def rebalance(self, device: DeviceRecord) -> None:
+        rebalancing, device.rebalancing = device.rebalancing, False
+        super().rebalance(device)
+        if rebalancing and device.shrinkable:
+            device.rebalance_at_ns = device.now_ns + device.rebalance_hold_ns
+
+
+class GivesAtOnce(Reservations):
+    """Offline jobs give up capacity for each other whenever something happens."""
+
+    def rebalance(self, device: DeviceRecord) -> None:
+        for job in device.jobs.values():
+            job.changed_ns = job.kept_until_ns = 0
+        device.rebalancing = True
+        super().rebalance(device)
+
+
 class SetsTooManyApart(Reservations):
     """As many SMs as there are can be jobs' own, whatever the device said."""
 
@@ -377,7 +400,7 @@ class Faulty(Scheduler):
     """Breaks one rule of `Scheduler.handle`'s answers."""
 
     def __init__(self, fault: str) -> None:
-        super().__init__(Settings(grace_ns=200))
+        super().__init__(SHORT)
         self.fault = fault
         self.count = 0
 
@@ -467,7 +490,7 @@ class TooHopeful(Scheduler):
 
 def under(policy: type[Reservations]) -> Callable[[], Scheduler]:
     def make() -> Scheduler:
-        scheduler = Scheduler(Settings(grace_ns=200))
+        scheduler = Scheduler(SHORT)
         scheduler.policy = policy()
         return scheduler
 
@@ -476,7 +499,7 @@ def under(policy: type[Reservations]) -> Callable[[], Scheduler]:
 
 def with_job_table(job_table: type[JobTable]) -> Callable[[], Scheduler]:
     def make() -> Scheduler:
-        scheduler = Scheduler(Settings(grace_ns=200))
+        scheduler = Scheduler(SHORT)
         scheduler.job_table.__class__ = job_table
         return scheduler
 
@@ -492,17 +515,19 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (under(Oversleeps), {"awake"}),
     (under(NeverGrows), {"awake"}),
     (under(Moody), {"equal_logs"}),
+    (under(GivesNothing), {"fair"}),
+    (under(GivesAtOnce), {"patient"}),
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
     (lambda: Faulty("mute"), {"once"}),
     (lambda: Faulty("lost"), {"awake", "capacity", "once"}),
-    (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
-    (lambda: Murders(Settings(grace_ns=200)), {"once"}),
-    (lambda: BelievesTheDead(Settings(grace_ns=200)), {"prepared"}),
+    (lambda: StartsAgain(SHORT), {"once"}),
+    (lambda: Murders(SHORT), {"once"}),
+    (lambda: BelievesTheDead(SHORT), {"prepared"}),
     (with_job_table(AsksNobody), {"awake"}),
     (with_job_table(ForgetsStreams), {"order", "awake"}),
     (with_job_table(ForgetsFollowers), {"awake"}),
-    (lambda: TooHopeful(Settings(grace_ns=200)), {"books"}),
+    (lambda: TooHopeful(SHORT), {"books"}),
 ]
 
 

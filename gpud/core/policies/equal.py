@@ -1,8 +1,15 @@
-"""The equal-sharing policy, a baseline: all jobs of a device get the same share, no reservations.
+"""The equal-sharing policy, a baseline: all jobs of a device share it by weight, at once.
 
-Online jobs are treated as offline ones, and weights as equal; quotas and grid sizes still limit a
-job. When a job arrives, the others shrink to their new share at once, and it starts at once. If
-there are more jobs than slices, the first jobs have one slice each and the others wait in line.
+Jobs of equal weight get the same share; quotas and grid sizes still limit a job. When a job
+arrives, the others shrink to their new share at once, and it starts at once. If there are more jobs
+than slices, the first jobs have one slice each and the others wait in line.
+
+No job can be online: one with a reservation is refused, since its share would depend on how many
+others there are.
+
+Properties:
+    weighted: shares are those of `gpud.core.policies.fair_share`, by weight, within quotas;
+    no_reservations: a job with a reservation is refused at submission, with what to do instead.
 """
 
 from __future__ import annotations
@@ -24,16 +31,12 @@ class Equal:
     name: ClassVar[str] = "equal"
     separates_online: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = False
+    counts_service: ClassVar[bool] = False
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policy.Policy.size`."""
         assert device.sms is not None, "sizes are computed for a device of known size"
-        error = admission.size(job, device.sms, device.floor_sms, device.partitions)
-        if job.online:
-            job.quota_slices = device.sms * job.occupancy
-            if not job.whole:
-                job.least, job.most = 1, min(job.quota_slices, job.use)
-        return error
+        return admission.size(job, device.sms, device.floor_sms, device.partitions)
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """As `gpud.core.policy.Policy.resize`."""
@@ -69,7 +72,7 @@ class Equal:
                 if room < 0:
                     break
                 sharing.append(job)
-        shares = fill(left, [Candidate(0, job.slice, job.most, 1) for job in sharing])
+        shares = fill(left, [Candidate(0, job.slice, job.most, job.weight) for job in sharing])
         plan = list(zip(sharing, shares, strict=True))
         for job, slices in plan:
             if job.started and slices < job.slices:

@@ -23,6 +23,7 @@ class Fifo:
     name: ClassVar[str] = "fifo"
     separates_online: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = True
+    counts_service: ClassVar[bool] = False
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policy.Policy.size`."""

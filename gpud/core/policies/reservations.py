@@ -1,205 +1,168 @@
 """The default policy: online jobs get their reservations at once, offline jobs share the rest.
 
 Problem: an online job must start when it arrives, although the device is full of offline work,
-which should lose no more than needed and get it back soon.
+which should get back soon what it lost; and offline jobs, whenever they come and however often
+online jobs disturb them, should be served in proportion to their weights.
 
-Approach: capacity is *allocated* when the scheduler decides it and *charged* while blocks hold it.
-An online job takes what is not allocated; if that is too little, offline jobs are commanded to
-release the rest, which is deducted from their allocations at once. The online job's blocks wait on
-the device until released blocks leave. Offline jobs take only what is not charged, so that their
-quotas are kept physically and not only in the accounting.
+Approach: the rules of `gpud.core.policies.arrival`, and each decision about offline jobs takes into
+account what service they have received (`gpud.core.service`).
 
-Rules:
-    1. Waiting online jobs start in the order of deadline, then arrival. The first one blocks those
-       behind it, even if they would fit, so that a large job is not starved.
-    2. An online job starts if its reservation, in slices, fits beside the other reservations and
-       the floor of the offline jobs, and the shortfall can be released.
-    3. Capacity that is not charged goes to offline jobs: the running ones, and the waiting ones in
-       order of arrival as far as they fit. It is shared by weighted max-min fairness.
-    4. A waiting offline job that does not fit blocks those behind it. If pending releases will
-       cover what it lacks (blocks being released, jobs that end), free capacity is kept for it;
-       otherwise running jobs grow in the meantime. So a job with large slices, or one in form
-       whole, is never starved by small jobs that arrive later.
-    5. An exclusive job has dedicated whole SMs, in numbers that the device supports. They stay
-       allocated to it until it has ended, and it is not resized.
-    6. A job in form whole starts with all that it needs and keeps it. No such offline job is
-       started while an online job waits.
+Rules, beyond those of the arrival policy:
+    1. Who gives way to an online job is chosen by service (`gpud.core.policies.victims`).
+    2. Capacity that comes free goes to the offline job with the lowest standing, that is, by what
+       it has and what it is ahead or behind.
+    3. Jobs that have more than their part give some of it up for jobs that have less
+       (`gpud.core.policies.rebalancing`), after a hold time, and each only so often. Capacity that
+       is released for a job with large slices is kept for it until all of it has come free.
 
-Properties: those of `gpud.core.validate`.
+Properties (checked by `tests.property.share_simulation` under these names):
+    shares: over any minute, the service of offline jobs that are there all the time is that of
+        weighted max-min within their quotas, to 5 %, whatever online jobs come and go, as long as
+        each job's part of the minute is long compared with a turn;
+    fair: as in `gpud.core.policies.rebalancing`, whenever nothing has changed for long enough;
+    bounded: in no second does a job give up capacity for offline jobs more often than
+        ``rebalance_limit``;
+and those of `gpud.core.validate`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import islice
 from typing import ClassVar
 
-from gpud.core import admission
-from gpud.core.capacity import to_fraction
-from gpud.core.device import DeviceRecord
+from gpud.core.device import DeviceRecord, JobQueue
 from gpud.core.job import JobRecord
 from gpud.core.policies import victims
-from gpud.core.policies.fair_share import Candidate, fill
-from gpud.core.sort_keys import level_key
-from gpud.errors import AdmissionError, GpudError, InvalidArgument
+from gpud.core.policies.arrival import Arrival, room
+from gpud.core.policies.fair_share import Candidate
+from gpud.core.policies.rebalancing import plan
+from gpud.core.sort_keys import WITH_SLICES, level
+from gpud.errors import GpudError
 
 __all__ = ["Reservations"]
 
 
-class Reservations:
-    """Reservations first; see the module."""
+class Reservations(Arrival):
+    """Reservations first, then service by weight; see the module."""
 
     name: ClassVar[str] = "reservations"
-    separates_online: ClassVar[bool] = True
-    keeps_reservations: ClassVar[bool] = True
-
-    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.size`."""
-        assert device.sms is not None, "sizes are computed for a device of known size"
-        return admission.size(job, device.sms, device.floor_sms, device.partitions)
-
-    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.resize`."""
-        if job.whole:
-            return InvalidArgument(
-                f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
-            )
-        more = job.most - job.slices
-        if more < 0:
-            device.resize(job, job.most)
-        elif not job.online or job.exhausted:
-            device.update(job)  # an offline job grows in the next `rebalance`
-        elif more == 0 or self.make_room(device, more * job.slice):
-            device.resize(job, job.most)
-        else:
-            return _growth_refusal(device, job)
-        return None
+    counts_service: ClassVar[bool] = True
 
     def rebalance(self, device: DeviceRecord) -> None:
         """As `gpud.core.policy.Policy.rebalance`."""
-        waiting = device.waiting_online
-        while waiting:
-            job = waiting[0][2]
-            if not device.can_partition(job) or not self.make_room(device, job.least * job.slice):
-                break
-            device.start(job, job.least)
-        while self.distribute(device):
-            pass
-
-    # -- online
-
-    def make_room(self, device: DeviceRecord, amount: int) -> bool:
-        """Shrinks offline jobs so that ``amount`` is free for an online job, if that is possible.
-
-        Returns whether it is; if not, nothing is changed.
-        """
-        if amount > _online_room(device):
-            return False
-        shortfall = amount - device.free
-        if shortfall <= 0:
-            return True
-        chosen = victims.choose_victims(device.shrinkable, shortfall, _releasable(device))
-        if chosen is None:
-            return False
-        for job, slices in chosen:
+        if not device.rebalancing:
+            super().rebalance(device)
+            if device.rebalance_at_ns is None and _is_contended(device):
+                device.rebalance_at_ns = device.now_ns + device.rebalance_hold_ns
+            return
+        device.rebalancing = False
+        device.reserved_for = None
+        super().rebalance(device)
+        if not _is_contended(device):
+            return
+        self.limit(device)
+        decided = plan(device)
+        for job, slices in decided.givers:
             device.resize(job, slices)
-        return True
+            job.kept_until_ns = device.now_ns + device.turn_ns
+        device.reserved_for = decided.reserved_for
+        device.rebalance_at_ns = decided.next_ns
+        if decided.givers:
+            super().rebalance(device)
 
-    # -- offline
+    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policy.Policy.resize`; what a lower quota kept from a job is not owed."""
+        service = device.service
+        assert service is not None, "this policy counts service"
+        if job.live and not job.online and job.hunger is None and job.slices < job.most:
+            service.advance(device.now_ns)
+            service.join(job, device.sharing())
+        return super().resize(device, job)
 
-    def distribute(self, device: DeviceRecord) -> bool:
-        """Shares free capacity among offline jobs; whether another round could give more."""
-        waiting = device.waiting
-        if waiting and waiting[0][2].whole:
-            self._start_whole(device)
-        free = device.physically_free
-        if free <= 0:
-            return False
-        growable = [queue for queue in device.growable.values() if queue]
-        if not (waiting or growable) or self._is_kept(device, free):
-            return False
-        candidates = _waiting(device, free)
-        behind = len(candidates) < len(waiting)
-        for queue in growable:
-            candidates += [entry[2] for entry in islice(queue, free // queue[0][2].slice)]
-        if len(candidates) == 1:
-            only = candidates[0]
-            _grow_or_start(device, only, min(_room(only), free // only.slice))
-        elif candidates:
-            candidates.sort(key=level_key)
-            rows = [
-                Candidate(job.slices * job.slice, job.slice, _room(job), job.weight)
-                for job in candidates
-            ]
-            for job, slices in zip(candidates, fill(free, rows), strict=True):
-                _grow_or_start(device, job, slices)
-        return behind and bool(candidates) and device.physically_free > 0
+    def limit(self, device: DeviceRecord) -> None:
+        """Forget what running jobs are too far ahead or behind."""
+        service = device.service
+        assert service is not None, "this policy counts service"
+        service.advance(device.now_ns)
+        if service.weight:
+            for job in device.sharing():
+                service.limit(job, device.capacity)
 
-    def _start_whole(self, device: DeviceRecord) -> None:
-        waiting = device.waiting
-        while waiting and waiting[0][2].whole and not device.waiting_online:
-            job = waiting[0][2]
-            if job.least * job.slice > device.physically_free:
-                return
-            device.start(job, job.least)
+    def choose_victims(
+        self, device: DeviceRecord, shortfall: int, most: int
+    ) -> list[victims.Victim] | None:
+        """As `gpud.core.policies.arrival.Arrival.choose_victims`, by service."""
 
-    def _is_kept(self, device: DeviceRecord, free: int) -> bool:
-        """Whether free capacity is kept for the offline job that has waited longest without any."""
-        first: JobRecord | None = None
-        if device.waiting and not (device.waiting[0][2].whole and device.waiting_online):
-            first = device.waiting[0][2]
-        for queue in device.growable.values():
-            if queue and not queue[0][2].slices:
-                paused = queue[0][2]
-                if first is None or paused.order < first.order:
-                    first = paused
-        if first is None:
-            return False
-        needed = (1 if first.started else first.least) * first.slice
-        return free < needed <= free + device.pending_release
+        def rate(pool: list[victims.Entry]) -> list[tuple[int, bool]]:
+            return _rate(device, [entry[2] for entry in pool])
 
+        return victims.choose_by_service(device.shrinkable, shortfall, most, rate)
 
-def _room(job: JobRecord) -> int:
-    return job.growth_room if job.started else job.most
+    def first(self, queue: JobQueue, count: int) -> list[JobRecord]:
+        """As `gpud.core.policies.arrival.Arrival.first`: of those with slices, and those without.
 
+        The former are sorted by standing, the latter by service, and either may come first.
+        """
+        jobs = super().first(queue, count)
+        if jobs and not jobs[0].slices:
+            without = bisect_left(queue, WITH_SLICES)
+            jobs += [entry[2] for entry in islice(queue, max(count, without), without + count)]
+        return jobs
 
-def _grow_or_start(device: DeviceRecord, job: JobRecord, slices: int) -> None:
-    if slices and job.started:
-        device.resize(job, job.slices + slices)
-    elif slices:
-        device.start(job, slices)
+    def rank(self, device: DeviceRecord, candidates: list[JobRecord]) -> list[Candidate]:
+        """As `gpud.core.policies.arrival.Arrival.rank`, by standing, then by service."""
+        service = device.service
+        assert service is not None, "this policy counts service"
+        service.advance(device.now_ns)
+        rows = []
+        for job in candidates:
+            if job.slices:
+                has = job.slices * job.slice + job.lead
+            else:
+                has = job.lead = service.lead(job)
+            # Equal ones in the order of the queue in which they are.
+            rows.append((level(has, job.weight), job.entries[0][1], has))
+        rows.sort()
+        candidates[:] = [row[1][2] for row in rows]
+        return [
+            Candidate(row[2], row[1][2].slice, room(row[1][2]), row[1][2].weight) for row in rows
+        ]
+
+    def is_kept(self, device: DeviceRecord, free: int) -> bool:
+        """As `gpud.core.policies.arrival.Arrival.is_kept`, and for who others have given for."""
+        if device.reserved_for is not None:
+            job, slices = device.reserved_for
+            if not job.live or job.exhausted or job.slices >= min(slices, job.most):
+                device.reserved_for = None
+            elif free < job.slice <= free + device.pending_release:
+                return True
+        return super().is_kept(device, free)
 
 
-def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
-    """Return the first waiting jobs, up to one of which no slice fits or that is in form whole."""
+def _is_contended(device: DeviceRecord) -> bool:
+    """Whether a job could use more than is free, while another has something."""
+    if not device.shrinkable:
+        return False
+    return bool(device.waiting) or any(device.growable.values())
+
+
+def _rate(device: DeviceRecord, jobs: list[JobRecord]) -> list[tuple[int, bool]]:
+    """Return the level of each job's service, and whether it is behind; see `victims`."""
+    service, now_ns = device.service, device.now_ns
+    assert service is not None, "this policy counts service"
+    service.advance(now_ns)
+    served, weight, rate = service.served, service.weight, service.rate
+    if not weight:
+        # All have what they may have: nothing is owed for the time before.
+        service.limit_all(jobs, device.capacity)
+        weight = sum(job.weight for job in jobs)
+        served = sum(job.served_at(now_ns) for job in jobs)
+        rate = sum(job.alloc for job in jobs)
+    slack = device.rebalance_hold_ns * rate
     found = []
-    for _, _, job in device.waiting:
-        free -= job.slice
-        if free < 0 or job.whole:
-            break
-        found.append(job)
+    for job in jobs:
+        has = job.served_at(now_ns)
+        behind = has * weight < job.weight * (served - slack)
+        found.append((level(has, job.weight), behind))
     return found
-
-
-def _releasable(device: DeviceRecord) -> int:
-    """Return the amount that offline jobs can be made to release."""
-    if not device.floor:
-        return device.releasable
-    offline = device.allocated - device.online_allocated
-    return max(0, min(device.releasable, offline - device.floor))
-
-
-def _online_room(device: DeviceRecord) -> int:
-    """Return by how much the allocations of online jobs could grow."""
-    floor = device.floor if device.working else 0
-    reservable = device.capacity - floor - device.online_allocated
-    return min(reservable, device.free + _releasable(device))
-
-
-def _growth_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
-    most = to_fraction((job.alloc + max(0, _online_room(device))) // job.slice * job.slice)
-    return AdmissionError(
-        f"job {job.name} has {job.allocation} SMs, and a reservation of {job.reservation} is more "
-        f"than other jobs leave to it now; ask for at most {most}, or wait until one has ended",
-        requested=job.reservation,
-        capacity=most,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -18,6 +19,8 @@ from gpud.core.sort_keys import level, size_key
 from gpud.errors import InvalidArgument
 from gpud.units import JobId, SessionId
 from tests.unit.core.driver import MANY, Driver, error, slices
+
+MS = 1_000_000
 
 # -- growth ----------------------------------------------------------------------------------------
 
@@ -108,14 +111,14 @@ CANDIDATES = st.lists(
 SHORTFALL = st.integers(1, 40).map(lambda sixths: sixths * SCALE // 6)
 
 
-def released(chosen: list[tuple[JobRecord, int]]) -> int:
+def released(chosen: list[victims.Victim]) -> int:
     return sum(job.alloc - slices * job.slice for job, slices in chosen)
 
 
 @given(CANDIDATES, SHORTFALL)
 def test_enough_and_tight(entries: list[victims.Entry], shortfall: int) -> None:
     total = sum(entry[2].alloc for entry in entries)
-    chosen = victims.choose_victims(entries, shortfall, max(total, shortfall))
+    chosen = victims.choose_by_size(entries, shortfall, max(total, shortfall))
     if total < shortfall:
         assert chosen is None
         return
@@ -130,7 +133,7 @@ def test_enough_and_tight(entries: list[victims.Entry], shortfall: int) -> None:
 @given(CANDIDATES, SHORTFALL, st.integers(0, 12))
 def test_limited(entries: list[victims.Entry], shortfall: int, more: int) -> None:
     most = shortfall + more * SCALE // 12
-    chosen = victims.choose_victims(entries, shortfall, most)
+    chosen = victims.choose_by_size(entries, shortfall, most)
     total = sum(entry[2].alloc for entry in entries)
     if chosen is not None:
         assert shortfall <= released(chosen) <= most
@@ -142,7 +145,7 @@ def test_limited(entries: list[victims.Entry], shortfall: int, more: int) -> Non
 @given(CANDIDATES, SHORTFALL)
 def test_few(entries: list[victims.Entry], shortfall: int) -> None:
     fresh = [entry for entry in entries if not entry[2].exhausted]
-    chosen = victims.choose_victims(fresh, shortfall, MANY * SCALE)
+    chosen = victims.choose_by_size(fresh, shortfall, MANY * SCALE)
     if any(entry[2].alloc >= shortfall for entry in fresh):
         assert chosen is not None
         [(job, _)] = chosen
@@ -154,20 +157,83 @@ def test_ties() -> None:
         (*size_key(job), job) for job in (candidate(n, 1, 4, False) for n in (1, 2, 3))
     )
     assert [
-        job.id for job, _ in victims.choose_victims(entries, 4 * SCALE, MANY * SCALE) or []
+        job.id for job, _ in victims.choose_by_size(entries, 4 * SCALE, MANY * SCALE) or []
     ] == [3]
     assert [
-        job.id for job, _ in victims.choose_victims(entries, 7 * SCALE, MANY * SCALE) or []
+        job.id for job, _ in victims.choose_by_size(entries, 7 * SCALE, MANY * SCALE) or []
     ] == [3, 2]
+
+
+def rated(*levels: int) -> Callable[[list[victims.Entry]], list[tuple[int, bool]]]:
+    """Jobs 1, 2, ... have these levels of service; a negative one is that of a job behind."""
+
+    def rate(pool: list[victims.Entry]) -> list[tuple[int, bool]]:
+        found = [levels[entry[2].id - 1] for entry in pool]
+        return [(abs(one), one < 0) for one in found]
+
+    return rate
+
+
+@given(CANDIDATES, SHORTFALL, st.lists(st.integers(-9, 9), min_size=8, max_size=8))
+def test_enough_tight_and_few_by_service(
+    entries: list[victims.Entry], shortfall: int, levels: list[int]
+) -> None:
+    total = sum(entry[2].alloc for entry in entries)
+    chosen = victims.choose_by_service(entries, shortfall, max(total, shortfall), rated(*levels))
+    if total < shortfall:
+        assert chosen is None
+        return
+    assert chosen is not None
+    assert released(chosen) >= shortfall
+    assert released(chosen) - chosen[-1].job.slice < shortfall
+    assert all(slices == 0 for _, slices in chosen[:-1])
+    fresh = [entry for entry in entries if not entry[2].exhausted]
+    if len(fresh) == len(entries):
+        fit = [e[2] for e in fresh if e[2].alloc >= shortfall and levels[e[2].id - 1] >= 0]
+        if fit:
+            [(job, _)] = chosen
+            assert levels[job.id - 1] == max(levels[one.id - 1] for one in fit)
+
+
+def test_a_job_that_is_behind_gives_way_only_if_the_others_cannot() -> None:
+    entries = sorted(
+        (*size_key(job), job) for job in (candidate(n, 1, n, False) for n in (1, 2, 3))
+    )
+    assert victims.choose_by_service(entries, 3 * SCALE, MANY * SCALE, rated(5, 5, -1)) == [
+        (entries[1][2], 0), (entries[0][2], 0),
+    ]  # fmt: skip
+    assert victims.choose_by_service(entries, 4 * SCALE, MANY * SCALE, rated(5, 5, -1)) == [
+        (entries[1][2], 0), (entries[0][2], 0), (entries[2][2], 2),
+    ]  # fmt: skip
+
+
+def test_turns() -> None:
+    driver = Driver(4)
+    for job in (1, 2, 3, 4):
+        driver.offline(job, "1")
+    gave = dict.fromkeys((1, 2, 3, 4), 0)
+    for burst in range(40):
+        driver.now_ns = burst * 40 * MS
+        number = 100 + burst
+        [(victim, keeps), _] = slices(driver.online(number, "1"))
+        assert keeps == 0
+        gave[victim] += 1
+        driver.now_ns += 10 * MS
+        driver.left(victim, 0)
+        assert slices(driver.done(number)) == [(victim, 1)]
+        driver.left(victim, 1)
+    assert list(gave.values()) == [10, 10, 10, 10]
 
 
 # -- the table, and the baselines ------------------------------------------------------------------
 
 
 def test_policies_are_found_by_name() -> None:
-    assert list(POLICIES) == ["reservations", "fifo", "equal"]
+    assert list(POLICIES) == ["reservations", "arrival", "fifo", "equal"]
     assert all(policy.name == name for name, policy in POLICIES.items())
-    with pytest.raises(InvalidArgument, match="no policy 'fair'; there are equal, fifo, reservat"):
+    with pytest.raises(
+        InvalidArgument, match="no policy 'fair'; there are arrival, equal, fifo, r"
+    ):
         Driver(1, policy="fair")
 
 
@@ -184,10 +250,27 @@ def test_fifo_runs_each_job_to_completion_in_order_of_arrival() -> None:
 def test_equal_gives_all_jobs_the_same() -> None:
     driver = Driver(8, policy="equal")
     assert slices(driver.offline(1)) == [(1, 8)]
-    assert slices(driver.online(2, "7")) == [(1, 4), (2, 4)], "a reservation says nothing here"
+    assert slices(driver.offline(2)) == [(1, 4), (2, 4)]
     assert slices(driver.offline(3, "2")) == [(1, 3), (2, 3), (3, 2)]
     driver.left(1, 3)
     assert slices(driver.done(2)) == [(1, 6)]
+
+
+def test_weighted() -> None:
+    driver = Driver(8, policy="equal")
+    driver.offline(1, weight=3)
+    assert slices(driver.offline(2)) == [(1, 6), (2, 2)]
+    driver.left(1, 6)
+    assert slices(driver.offline(3, "1", weight=1000)) == [(1, 5), (3, 1)]
+
+
+def test_no_reservations() -> None:
+    driver = Driver(8, policy="equal")
+    refusal = error(driver.online(1, "2"))
+    assert isinstance(refusal, InvalidArgument)
+    assert "policy 'equal' keeps no reservations" in str(refusal)
+    assert "with weight for a larger share" in str(refusal)
+    assert not driver.scheduler.jobs
 
 
 def test_equal_gives_the_first_ones_a_slice_each_if_there_are_too_many() -> None:

@@ -1,0 +1,225 @@
+"""The arrival policy: reservations first; offline jobs keep what they got when they came.
+
+The baseline that `gpud.core.policies.reservations` is compared with, and the part of it that does
+not depend on the service that jobs received.
+
+Problem: an online job must start when it arrives, although the device is full of offline work,
+which should lose no more than needed and get it back soon.
+
+Approach: capacity is *allocated* when the scheduler decides it and *charged* while blocks hold it.
+An online job takes what is not allocated; if that is too little, offline jobs are commanded to
+release the rest, which is deducted from their allocations at once. The online job's blocks wait on
+the device until released blocks leave. Offline jobs take only what is not charged, so that their
+quotas are kept physically and not only in the accounting.
+
+Rules:
+    1. Waiting online jobs start in the order of deadline, then arrival. The first one blocks those
+       behind it, even if they would fit, so that a large job is not starved.
+    2. An online job starts if its reservation, in slices, fits beside the other reservations and
+       the floor of the offline jobs, and the shortfall can be released.
+    3. Capacity that is not charged goes to offline jobs: the running ones, and the waiting ones in
+       order of arrival as far as they fit. It is shared by weighted max-min fairness. Offline jobs
+       do not take capacity from each other.
+    4. A waiting offline job that does not fit blocks those behind it. If pending releases will
+       cover what it lacks (blocks being released, jobs that end), free capacity is kept for it;
+       otherwise running jobs grow in the meantime. So a job with large slices, or one in form
+       whole, is never starved by small jobs that arrive later.
+    5. An exclusive job has dedicated whole SMs, in numbers that the device supports. They stay
+       allocated to it until it has ended, and it is not resized.
+    6. A job in form whole starts with all that it needs and keeps it. No such offline job is
+       started while an online job waits.
+
+Properties: those of `gpud.core.validate`.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import ClassVar
+
+from gpud.core import admission
+from gpud.core.capacity import to_fraction
+from gpud.core.device import DeviceRecord, JobQueue
+from gpud.core.job import JobRecord
+from gpud.core.policies import victims
+from gpud.core.policies.fair_share import Candidate, fill
+from gpud.core.sort_keys import level_key
+from gpud.errors import AdmissionError, GpudError, InvalidArgument
+
+__all__ = ["Arrival", "room"]
+
+
+class Arrival:
+    """Reservations first, then arrival; see the module."""
+
+    name: ClassVar[str] = "arrival"
+    separates_online: ClassVar[bool] = True
+    keeps_reservations: ClassVar[bool] = True
+    counts_service: ClassVar[bool] = False
+
+    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
+        """As `gpud.core.policy.Policy.size`."""
+        assert device.sms is not None, "sizes are computed for a device of known size"
+        return admission.size(job, device.sms, device.floor_sms, device.partitions)
+
+    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policy.Policy.resize`."""
+        if job.whole:
+            return InvalidArgument(
+                f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
+            )
+        more = job.most - job.slices
+        if more < 0:
+            device.resize(job, job.most)
+        elif not job.online or job.exhausted:
+            device.update(job)  # an offline job grows in the next `rebalance`
+        elif more == 0 or self.make_room(device, more * job.slice):
+            device.resize(job, job.most)
+        else:
+            return _growth_refusal(device, job)
+        return None
+
+    def rebalance(self, device: DeviceRecord) -> None:
+        """As `gpud.core.policy.Policy.rebalance`."""
+        waiting = device.waiting_online
+        while waiting:
+            job = waiting[0][2]
+            if not device.can_partition(job) or not self.make_room(device, job.least * job.slice):
+                break
+            device.start(job, job.least)
+        while self.distribute(device):
+            pass
+
+    # -- online
+
+    def make_room(self, device: DeviceRecord, amount: int) -> bool:
+        """Shrinks offline jobs so that ``amount`` is free for an online job, if that is possible.
+
+        Returns whether it is; if not, nothing is changed.
+        """
+        if amount > _online_room(device):
+            return False
+        shortfall = amount - device.free
+        if shortfall <= 0:
+            return True
+        chosen = self.choose_victims(device, shortfall, _releasable(device))
+        if chosen is None:
+            return False
+        for job, slices in chosen:
+            device.resize(job, slices)
+        return True
+
+    def choose_victims(
+        self, device: DeviceRecord, shortfall: int, most: int
+    ) -> list[victims.Victim] | None:
+        """Choose who releases ``shortfall``, and at most ``most``; None if that is not possible."""
+        return victims.choose_by_size(device.shrinkable, shortfall, most)
+
+    # -- offline
+
+    def distribute(self, device: DeviceRecord) -> bool:
+        """Shares free capacity among offline jobs; whether another round could give more."""
+        waiting = device.waiting
+        if waiting and waiting[0][2].whole:
+            self._start_whole(device)
+        free = device.physically_free
+        if free <= 0:
+            return False
+        growable = [queue for queue in device.growable.values() if queue]
+        if not (waiting or growable) or self.is_kept(device, free):
+            return False
+        candidates = _waiting(device, free)
+        behind = len(candidates) < len(waiting)
+        for queue in growable:
+            candidates += self.first(queue, free // queue[0][2].slice)
+        if len(candidates) == 1:
+            only = candidates[0]
+            _grow_or_start(device, only, min(room(only), free // only.slice))
+        elif candidates:
+            rows = self.rank(device, candidates)
+            for job, slices in zip(candidates, fill(free, rows), strict=True):
+                _grow_or_start(device, job, slices)
+        return behind and bool(candidates) and device.physically_free > 0
+
+    def first(self, queue: JobQueue, count: int) -> list[JobRecord]:
+        """Return those that can be among the first ``count`` to grow, of jobs of one M."""
+        return [entry[2] for entry in islice(queue, count)]
+
+    def rank(self, device: DeviceRecord, candidates: list[JobRecord]) -> list[Candidate]:
+        """Sort jobs by who grows first, and return what each has and can take."""
+        candidates.sort(key=level_key)
+        return [
+            Candidate(job.slices * job.slice, job.slice, room(job), job.weight)
+            for job in candidates
+        ]
+
+    def _start_whole(self, device: DeviceRecord) -> None:
+        waiting = device.waiting
+        while waiting and waiting[0][2].whole and not device.waiting_online:
+            job = waiting[0][2]
+            if job.least * job.slice > device.physically_free:
+                return
+            device.start(job, job.least)
+
+    def is_kept(self, device: DeviceRecord, free: int) -> bool:
+        """Whether free capacity is kept for the offline job that has waited longest without any."""
+        first: JobRecord | None = None
+        if device.waiting and not (device.waiting[0][2].whole and device.waiting_online):
+            first = device.waiting[0][2]
+        for queue in device.growable.values():
+            if queue and not queue[0][2].slices:
+                paused = queue[0][2]
+                if first is None or paused.order < first.order:
+                    first = paused
+        if first is None:
+            return False
+        needed = (1 if first.started else first.least) * first.slice
+        return free < needed <= free + device.pending_release
+
+
+def room(job: JobRecord) -> int:
+    """Return the slices that a job can take."""
+    return job.growth_room if job.started else job.most
+
+
+def _grow_or_start(device: DeviceRecord, job: JobRecord, slices: int) -> None:
+    if slices and job.started:
+        device.resize(job, job.slices + slices)
+    elif slices:
+        device.start(job, slices)
+
+
+def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
+    """Return the first waiting jobs, up to one of which no slice fits or that is in form whole."""
+    found = []
+    for _, _, job in device.waiting:
+        free -= job.slice
+        if free < 0 or job.whole:
+            break
+        found.append(job)
+    return found
+
+
+def _releasable(device: DeviceRecord) -> int:
+    """Return the amount that offline jobs can be made to release."""
+    if not device.floor:
+        return device.releasable
+    offline = device.allocated - device.online_allocated
+    return max(0, min(device.releasable, offline - device.floor))
+
+
+def _online_room(device: DeviceRecord) -> int:
+    """Return by how much the allocations of online jobs could grow."""
+    floor = device.floor if device.working else 0
+    reservable = device.capacity - floor - device.online_allocated
+    return min(reservable, device.free + _releasable(device))
+
+
+def _growth_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
+    most = to_fraction((job.alloc + max(0, _online_room(device))) // job.slice * job.slice)
+    return AdmissionError(
+        f"job {job.name} has {job.allocation} SMs, and a reservation of {job.reservation} is more "
+        f"than other jobs leave to it now; ask for at most {most}, or wait until one has ended",
+        requested=job.reservation,
+        capacity=most,
+    )
