@@ -18,7 +18,32 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Programs that take seconds to compile or to run in all of their forms.
+_LONG_PROGRAMS = [
+    "bfs_step",
+    "bitonic_sort",
+    "black_scholes",
+    "convolution",
+    "crc32",
+    "cub_sort",
+    "device_heap",
+    "histogram",
+    "kmeans_step",
+    "merge_path",
+    "monte_carlo",
+    "nbody",
+    "radix_pass",
+    "sha256",
+    "softmax",
+]
+
 CI = (
+    *(
+        "tests/conformance/test_conformance.py"
+        f"::test_forms_agree_with_numpy_and_with_each_other[{name}]"
+        for name in _LONG_PROGRAMS
+    ),
+    "tests/compiler/passes/test_bounds_checks_random.py",
     "tests/conformance/test_killable.py",
     "tests/conformance/test_suite.py::test_case_compiles_and_has_its_entry",
     "tests/conformance/test_suite.py::test_every_case_assembles",
@@ -39,8 +64,11 @@ CI = (
     # The served model of the driver, whole daemons from start to end, the demo, the benchmarks.
     "tests/gpu/test_served.py",
     "tests/integration/test_benchmarks.py",
+    "tests/integration/test_client_local.py",
     "tests/integration/test_daemon_process.py",
     "tests/integration/test_demo.py",
+    "tests/integration/test_gpuctl.py::test_the_event_log_of_a_daemon_replays",
+    "tests/integration/test_host_process.py",
     "tests/property/test_structured_kernels.py",
 )
 """Beginnings of the ids of tests of continuous integration's tier."""
