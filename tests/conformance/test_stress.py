@@ -46,7 +46,7 @@ FAULTS = {
     ),
 }
 
-_MOST_TRIES = 25
+_MOST_TRIES = 100
 
 
 @pytest.fixture
