@@ -200,9 +200,9 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         job.changed_ns = self.now_ns
         if self.service is not None and not job.online:
             self.service.advance(self.now_ns)
-            self.service.join(job, self.sharing())
+            self.service.join(job, self.sharing)
             if not job.whole:
-                self.service.change(job, 0)
+                self.service.admit(job)
         self._update_queues(job)
 
     def remove(self, job: JobRecord) -> None:
@@ -271,8 +271,14 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         if works is not job.works:
             self.working += 1 if works else -1
             job.works = works
-        if self.service is not None and not job.online:
-            self._count_hunger(job)
+        if self.service is not None and not job.online and not job.whole:
+            hungry = (
+                slices < job.most and not exhausted
+                if state is _RUNNING or state is _PAUSED
+                else state is _WAITING
+            )
+            if hungry or job.hunger is not None:
+                self.service.recount(job, hungry, self.capacity, self.now_ns)
         self._update_queues(job)
 
     def sharing(self) -> list[JobRecord]:
@@ -289,23 +295,6 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
                 job.lead = lead
                 if job.slices:  # without any, it is not filed by its lead
                     self._update_queues(job)
-
-    def _count_hunger(self, job: JobRecord) -> None:
-        """Update the service record after a job has changed, before its queues are."""
-        assert self.service is not None
-        state = job.state
-        if job.whole:
-            return
-        hungry = state is _WAITING or (
-            (state is _RUNNING or state is _PAUSED) and job.slices < job.most and not job.exhausted
-        )
-        if not hungry and job.hunger is None:
-            return
-        self.service.advance(self.now_ns)
-        if hungry and job.hunger is None and self.service.weight:
-            self.service.limit(job, self.capacity)
-        self.service.change(job, job.alloc if hungry else None)
-        job.lead = self.service.lead(job)
 
     def expire_holds(self, now_ns: int) -> None:
         """Make the capacity of expired holds available to offline jobs."""

@@ -44,7 +44,7 @@ their weight do not hold back the others, of A. Chandra et al., "Surplus Fair Sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpud.core.job import JobRecord
 from gpud.core.sort_keys import level
@@ -89,24 +89,27 @@ class ServiceRecord:
 
     def lead(self, job: JobRecord) -> int:
         """Return the lead of a job, negative if it is behind."""
-        weight = self.weight
-        if not weight:
+        total = self.weight
+        if not total:
             return 0
-        surplus = job.served_at(self.at_ns) - job.weight * self.served // weight
-        slack = job.weight * self.hold_ns * self.rate // weight
-        if surplus > slack:
-            return (surplus - slack) // (HORIZON_HOLDS * self.hold_ns)
-        if surplus < -slack:
-            return (surplus + slack) // (HORIZON_HOLDS * self.hold_ns)
-        return 0
+        # This is on the path of every decision: `JobRecord.served_at` and `surplus`, written out.
+        weight = job.weight
+        surplus = job.service_base + job.capsm_scaled_ns - weight * self.served // total
+        if job.alloc:
+            surplus += job.alloc * (self.at_ns - job.counted_to_ns)
+        slack = weight * self.hold_ns * self.rate // total
+        if -slack <= surplus <= slack:
+            return 0
+        beyond = surplus - slack if surplus > 0 else surplus + slack
+        return beyond // (HORIZON_HOLDS * self.hold_ns)
 
     # -- bookkeeping
 
-    def join(self, job: JobRecord, running: Iterable[JobRecord]) -> None:
+    def join(self, job: JobRecord, running: Callable[[], Iterable[JobRecord]]) -> None:
         """Let a newcomer begin at the virtual time, or at the mean of the ``running`` jobs."""
         served, weight = self.served, self.weight
         if not weight:
-            for other in running:
+            for other in running():
                 served += other.served_at(self.at_ns)
                 weight += other.weight
         if weight:
@@ -135,15 +138,29 @@ class ServiceRecord:
         part = LIMIT_HOLDS * capacity * job.weight // weight
         return self.hold_ns * (part + _LIMIT_SLICES * HORIZON_HOLDS * job.slice)
 
-    def change(self, job: JobRecord, hunger: int | None) -> None:
-        """Count a job anew: ``hunger`` is its allocation if it is hungry, else None."""
+    def recount(self, job: JobRecord, hungry: bool, capacity: int, now_ns: int) -> None:
+        """Count a job that has changed, and compute its lead anew."""
+        if now_ns != self.at_ns:
+            self.advance(now_ns)
         before = job.hunger
-        if before is not None:
+        if not hungry:
+            assert before is not None, "it is counted"
             self.rate -= before
-        if hunger is not None:
-            self.rate += hunger
-        if (before is None) is not (hunger is None):
-            sign = -1 if hunger is None else 1
-            self.weight += sign * job.weight
-            self.served += sign * job.served_at(self.at_ns)
-        job.hunger = hunger
+            self.weight -= job.weight
+            self.served -= job.served_at(now_ns)
+            job.hunger = None
+        elif before is None:
+            if self.weight:
+                self.limit(job, capacity)
+            self.admit(job)
+        else:
+            self.rate += job.alloc - before
+            job.hunger = job.alloc
+        job.lead = self.lead(job)
+
+    def admit(self, job: JobRecord) -> None:
+        """Count a job that has become hungry."""
+        self.rate += job.alloc
+        self.weight += job.weight
+        self.served += job.served_at(self.at_ns)
+        job.hunger = job.alloc

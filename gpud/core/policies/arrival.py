@@ -46,7 +46,7 @@ from gpud.core.policies.fair_share import Candidate, fill
 from gpud.core.sort_keys import level_key
 from gpud.errors import AdmissionError, GpudError, InvalidArgument
 
-__all__ = ["Arrival", "room"]
+__all__ = ["Arrival"]
 
 
 class Arrival:
@@ -134,7 +134,7 @@ class Arrival:
             candidates += self.first(queue, free // queue[0][2].slice)
         if len(candidates) == 1:
             only = candidates[0]
-            _grow_or_start(device, only, min(room(only), free // only.slice))
+            _grow_or_start(device, only, min(_room(only), free // only.slice))
         elif candidates:
             rows = self.rank(device, candidates)
             for job, slices in zip(candidates, fill(free, rows), strict=True):
@@ -149,7 +149,7 @@ class Arrival:
         """Sort jobs by who grows first, and return what each has and can take."""
         candidates.sort(key=level_key)
         return [
-            Candidate(job.slices * job.slice, job.slice, room(job), job.weight)
+            Candidate(job.slices * job.slice, job.slice, _room(job), job.weight)
             for job in candidates
         ]
 
@@ -177,7 +177,7 @@ class Arrival:
         return free < needed <= free + device.pending_release
 
 
-def room(job: JobRecord) -> int:
+def _room(job: JobRecord) -> int:
     """Return the slices that a job can take."""
     return job.growth_room if job.started else job.most
 

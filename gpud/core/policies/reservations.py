@@ -34,7 +34,7 @@ from typing import ClassVar
 from gpud.core.device import DeviceRecord, JobQueue
 from gpud.core.job import JobRecord
 from gpud.core.policies import victims
-from gpud.core.policies.arrival import Arrival, room
+from gpud.core.policies.arrival import Arrival
 from gpud.core.policies.fair_share import Candidate
 from gpud.core.policies.rebalancing import plan
 from gpud.core.sort_keys import WITH_SLICES, level
@@ -77,7 +77,7 @@ class Reservations(Arrival):
         assert service is not None, "this policy counts service"
         if job.live and not job.online and job.hunger is None and job.slices < job.most:
             service.advance(device.now_ns)
-            service.join(job, device.sharing())
+            service.join(job, device.sharing)
         return super().resize(device, job)
 
     def limit(self, device: DeviceRecord) -> None:
@@ -117,17 +117,20 @@ class Reservations(Arrival):
         service.advance(device.now_ns)
         rows = []
         for job in candidates:
-            if job.slices:
-                has = job.slices * job.slice + job.lead
+            slices, piece, weight = job.slices, job.slice, job.weight
+            if slices:
+                has = slices * piece + job.lead
             else:
                 has = job.lead = service.lead(job)
+            # `growth_room`, which is ``most`` for a job that waits, written out: this is on the
+            # path of every decision.
+            most = min(job.most - slices, job.quota_slices - job.held)
             # Equal ones in the order of the queue in which they are.
-            rows.append((level(has, job.weight), job.entries[0][1], has))
+            entry = job.entries[0][1]
+            rows.append((level(has, weight), entry, Candidate(has, piece, most, weight)))
         rows.sort()
-        candidates[:] = [row[1][2] for row in rows]
-        return [
-            Candidate(row[2], row[1][2].slice, room(row[1][2]), row[1][2].weight) for row in rows
-        ]
+        candidates[:] = [entry[2] for _, entry, _ in rows]
+        return [candidate for _, _, candidate in rows]
 
     def is_kept(self, device: DeviceRecord, free: int) -> bool:
         """As `gpud.core.policies.arrival.Arrival.is_kept`, and for who others have given for."""
