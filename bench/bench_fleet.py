@@ -139,8 +139,8 @@ class _Clients:
 def _long_jobs(gpu: gc.Session, seconds: float) -> list[int]:
     """Task blocks that equal jobs do in ``seconds``, after all have waited for capacity.
 
-    An online job that reserves the whole device keeps them waiting until all are submitted: offline
-    jobs share the capacity that comes free, but take none from each other.
+    An online job that reserves the whole device keeps them waiting until all are submitted, so that
+    all begin at the same time.
     """
     kernel = gpu.kernel(SOURCE, "tick")
     blocks, rounds = 1 << 16, np.int32(100_000)
