@@ -38,9 +38,9 @@ What the benchmarks measured, each row with the command that made it. The same c
 details under `bench/results/`; `python bench/summary.py` makes this page from those files. Aims
 that are missed are printed like those that are met.
 
-The service, the fleet, launches, co-location, bounds checks and rewriting were measured with this
-version, the rest before its last changes; PoCL before jobs could be sequences of launches, and
-before bounds checks.
+Only the shares were measured with this version. All else was measured before its last changes, among
+them offline jobs' shares by weight; PoCL before jobs could be sequences of launches, and before
+bounds checks.
 
 *r99* is the 99th percentile of the time of online requests beside offline work, divided by that of
 the same requests alone. *Harvest* is the offline work done, divided by what the time that online
