@@ -38,7 +38,7 @@ What the benchmarks measured, each row with the command that made it. The same c
 details under `bench/results/`; `python bench/summary.py` makes this page from those files. Aims
 that are missed are printed like those that are met.
 
-Only the shares were measured with this version. All else was measured before its last changes, among
+Only the shares were measured with this version, all else before its last changes, among
 them offline jobs' shares by weight; PoCL before jobs could be sequences of launches, and before
 bounds checks.
 
