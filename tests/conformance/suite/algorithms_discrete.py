@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -47,6 +49,7 @@ def _crc_make(rng: Rng) -> Args:
     return [records, np.int32(length), np.zeros(n, np.uint32), np.int32(n)]
 
 
+@CASES.cuda("crc32", CRC32, 6, 96, _crc_make, "bar.sync")
 def _crc_expect(args: Args) -> dict[int | str, Any]:
     return {2: np.array([zlib.crc32(row.tobytes()) for row in args[0]], np.uint32)}
 
@@ -106,6 +109,9 @@ def _sha_make(rng: Rng) -> Args:
     return [message, np.zeros((n, 32), np.uint8), np.int32(n)]
 
 
+@CASES.cuda(
+    "sha256", SHA256, 3, 56, _sha_make, "shf prmt constant-bank local-array block.partial-warp"
+)
 def _sha_expect(args: Args) -> dict[int | str, Any]:
     digests = [hashlib.sha256(row[:55].tobytes()).digest() for row in args[0]]
     return {1: np.frombuffer(b"".join(digests), np.uint8).reshape(args[1].shape).copy()}
@@ -137,6 +143,7 @@ def _life_make(rng: Rng) -> Args:
     return [rng.integers(0, 2, (2, 4, 24, 32)).astype(np.uint8), np.int32(4)]
 
 
+@CASES.cuda("life", LIFE, (4, 2), (32, 24), _life_make, "bar.sync block.768 grid.2d")
 def _life_expect(args: Args) -> dict[int | str, Any]:
     board = args[0]
     for _ in range(int(args[1])):
@@ -180,6 +187,7 @@ def _edit_make(rng: Rng) -> Args:
     return [a, b, np.zeros(8, np.int32)]
 
 
+@CASES.cuda("edit_distance", EDIT_DISTANCE, 8, 120, _edit_make, "bar.sync block.partial-warp")
 def _edit_expect(args: Args) -> dict[int | str, Any]:
     def distance(s: list[int], t: list[int]) -> int:
         previous = list(range(len(t) + 1))
@@ -218,6 +226,14 @@ def _floyd_make(rng: Rng) -> Args:
     return [graphs]
 
 
+@CASES.cuda(
+    "floyd_warshall",
+    FLOYD_WARSHALL,
+    5,
+    (32, 32),
+    _floyd_make,
+    "bar.sync block.1024 global-after-barrier",
+)
 def _floyd_expect(args: Args) -> dict[int | str, Any]:
     d = args[0].copy()
     for k in range(32):
@@ -251,6 +267,7 @@ def _collatz_make(rng: Rng) -> Args:
     return [first, np.zeros(n, np.uint16), np.zeros(n, np.uint64), np.uint32(n)]
 
 
+@CASES.cuda("collatz", COLLATZ, 6, 120, _collatz_make)
 def _collatz_expect(args: Args) -> dict[int | str, Any]:
     def walk(x: int) -> tuple[int, int]:
         steps, peak = 0, x
@@ -263,45 +280,3 @@ def _collatz_expect(args: Args) -> dict[int | str, Any]:
     walks = [walk(int(args[0]) + i) for i in range(int(args[3]))]
     steps, peaks = zip(*walks, strict=True)
     return {1: np.array(steps, np.uint16), 2: np.array(peaks, np.uint64)}
-
-
-CASES: tuple[Case, ...] = (
-    Case("crc32", CRC32, (6,), (96,), _crc_make, _crc_expect, covers=frozenset({"bar.sync"})),
-    Case(
-        "sha256",
-        SHA256,
-        (3,),
-        (56,),
-        _sha_make,
-        _sha_expect,
-        covers=frozenset({"shf", "prmt", "constant-bank", "local-array", "block.partial-warp"}),
-    ),
-    Case(
-        "life",
-        LIFE,
-        (4, 2),
-        (32, 24),
-        _life_make,
-        _life_expect,
-        covers=frozenset({"bar.sync", "block.768", "grid.2d"}),
-    ),
-    Case(
-        "edit_distance",
-        EDIT_DISTANCE,
-        (8,),
-        (120,),
-        _edit_make,
-        _edit_expect,
-        covers=frozenset({"bar.sync", "block.partial-warp"}),
-    ),
-    Case(
-        "floyd_warshall",
-        FLOYD_WARSHALL,
-        (5,),
-        (32, 32),
-        _floyd_make,
-        _floyd_expect,
-        covers=frozenset({"bar.sync", "block.1024", "global-after-barrier"}),
-    ),
-    Case("collatz", COLLATZ, (6,), (120,), _collatz_make, _collatz_expect),
-)

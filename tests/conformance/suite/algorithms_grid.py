@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -46,6 +48,14 @@ def _stencil_make(rng: Rng) -> Args:
     return [grid, np.zeros_like(grid), np.int32(nx), np.int32(ny), np.int32(nz)]
 
 
+@CASES.cuda(
+    "stencil_3d",
+    STENCIL_3D,
+    (4, 4, 3),
+    (8, 4, 4),
+    _stencil_make,
+    "grid.3d block.3d multiple-returns",
+)
 def _stencil_expect(args: Args) -> dict[int | str, Any]:
     u = args[0]
     out = u.copy()
@@ -92,30 +102,16 @@ def _convolution_make(rng: Rng) -> Args:
     return [image, np.zeros_like(image), np.int32(width), np.int32(height)]
 
 
+@CASES.cuda(
+    "convolution",
+    CONVOLUTION,
+    (3, 6),
+    (32, 8),
+    _convolution_make,
+    "constant-bank shared.static module-symbol",
+    symbols={"taps": _TAPS},
+)
 def _convolution_expect(args: Args) -> dict[int | str, Any]:
     image = np.pad(args[0], 2, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(image, (5, 5))
     return {1: np.einsum("yxji,ji->yx", windows, _TAPS).astype(np.float32), "taps": _TAPS}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "stencil_3d",
-        STENCIL_3D,
-        (4, 4, 3),
-        (8, 4, 4),
-        _stencil_make,
-        _stencil_expect,
-        covers=frozenset({"grid.3d", "block.3d", "multiple-returns"}),
-    ),
-    Case(
-        "convolution",
-        CONVOLUTION,
-        (3, 6),
-        (32, 8),
-        _convolution_make,
-        _convolution_expect,
-        symbols={"taps": _TAPS},
-        covers=frozenset({"constant-bank", "shared.static", "module-symbol"}),
-    ),
-)

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Within
+from .case import Within
+from .cases import Cases
 from .reference import fma32
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -38,6 +41,7 @@ def _saxpy_make(rng: Rng) -> Args:
     return [np.float32(1.7), x, y, np.int32(n)]
 
 
+@CASES.cuda("saxpy", SAXPY, 40, 256, _saxpy_make)
 def _saxpy_expect(args: Args) -> dict[int | str, Any]:
     return {2: fma32(args[0], args[1], args[2])}
 
@@ -60,6 +64,7 @@ def _add_strided_make(rng: Rng) -> Args:
     return [a, b, np.zeros(n, np.int32), np.uint32(n)]
 
 
+@CASES.cuda("add_strided", ADD_STRIDED, 13, 192, _add_strided_make)
 def _add_strided_expect(args: Args) -> dict[int | str, Any]:
     return {2: args[0] + args[1]}
 
@@ -94,6 +99,9 @@ def _matmul_make(rng: Rng) -> Args:
     return [a, b, np.zeros((m, n), np.float32), np.int32(m), np.int32(n), np.int32(k)]
 
 
+@CASES.cuda(
+    "matmul_tiled", MATMUL_TILED, (3, 4), (16, 16), _matmul_make, "bar.sync shared.static grid.2d"
+)
 def _matmul_expect(args: Args) -> dict[int | str, Any]:
     return {2: args[0] @ args[1]}
 
@@ -129,6 +137,9 @@ def _transpose_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda(
+    "transpose", TRANSPOSE, (4, 3), (32, 8), _transpose_make, "bar.sync shared.static grid.2d"
+)
 def _transpose_expect(args: Args) -> dict[int | str, Any]:
     return {1: np.ascontiguousarray(args[0].T)}
 
@@ -160,6 +171,7 @@ def _spmv_make(rng: Rng) -> Args:
     return [start, column, value, x, np.zeros(rows, np.float32), np.int32(rows)]
 
 
+@CASES.cuda("spmv_warp", SPMV_WARP, 20, 128, _spmv_make, "shfl.sync")
 def _spmv_expect(args: Args) -> dict[int | str, Any]:
     start, column, value, x, y, _ = args
     products = value * x[column]
@@ -209,6 +221,14 @@ def _triangular_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda(
+    "triangular_solve",
+    TRIANGULAR_SOLVE,
+    5,
+    32,
+    _triangular_make,
+    "waits-for-lower-blocks independent-lanes ld.volatile",
+)
 def _triangular_expect(args: Args) -> dict[int | str, Any]:
     start, column, value, b, x, ready, _ = args
     dense = np.zeros((x.size, x.size))
@@ -246,6 +266,7 @@ def _lu_make(rng: Rng) -> Args:
     return [rng.standard_normal((count, n, n)) + n * np.eye(n)]
 
 
+@CASES.cuda("lu_small", LU_SMALL, 12, (24, 24), _lu_make, "bar.sync barrier.loop block.2d")
 def _lu_expect(args: Args) -> dict[int | str, Any]:
     factors = args[0].copy()
     for matrix in factors:
@@ -253,54 +274,3 @@ def _lu_expect(args: Args) -> dict[int | str, Any]:
             matrix[k + 1 :, k] /= matrix[k, k]
             matrix[k + 1 :, k + 1 :] -= np.outer(matrix[k + 1 :, k], matrix[k, k + 1 :])
     return {0: Within(factors, rtol=1e-10, atol=1e-12)}
-
-
-CASES: tuple[Case, ...] = (
-    Case("saxpy", SAXPY, (40,), (256,), _saxpy_make, _saxpy_expect),
-    Case("add_strided", ADD_STRIDED, (13,), (192,), _add_strided_make, _add_strided_expect),
-    Case(
-        "matmul_tiled",
-        MATMUL_TILED,
-        (3, 4),
-        (16, 16),
-        _matmul_make,
-        _matmul_expect,
-        covers=frozenset({"bar.sync", "shared.static", "grid.2d"}),
-    ),
-    Case(
-        "transpose",
-        TRANSPOSE,
-        (4, 3),
-        (32, 8),
-        _transpose_make,
-        _transpose_expect,
-        covers=frozenset({"bar.sync", "shared.static", "grid.2d"}),
-    ),
-    Case(
-        "spmv_warp",
-        SPMV_WARP,
-        (20,),
-        (128,),
-        _spmv_make,
-        _spmv_expect,
-        covers=frozenset({"shfl.sync"}),
-    ),
-    Case(
-        "triangular_solve",
-        TRIANGULAR_SOLVE,
-        (5,),
-        (32,),
-        _triangular_make,
-        _triangular_expect,
-        covers=frozenset({"waits-for-lower-blocks", "independent-lanes", "ld.volatile"}),
-    ),
-    Case(
-        "lu_small",
-        LU_SMALL,
-        (12,),
-        (24, 24),
-        _lu_make,
-        _lu_expect,
-        covers=frozenset({"bar.sync", "barrier.loop", "block.2d"}),
-    ),
-)

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Within
+from .case import Within
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -54,6 +57,7 @@ def _nbody_make(rng: Rng) -> Args:
     return [body, np.zeros((n, 3), np.float32), np.int32(n)]
 
 
+@CASES.cuda("nbody", NBODY, 5, 56, _nbody_make, "rsqrt.approx block.partial-warp bar.sync")
 def _nbody_expect(args: Args) -> dict[int | str, Any]:
     body = args[0].astype(np.float64)
     delta = body[None, :, :3] - body[:, None, :3]
@@ -91,6 +95,7 @@ def _black_scholes_make(rng: Rng) -> Args:
     return [spot, strike, years, np.float64(0.02), np.float64(0.3), zero, zero.copy(), np.int32(n)]
 
 
+@CASES.cuda("black_scholes", BLACK_SCHOLES, 10, 96, _black_scholes_make, "math.f64")
 def _black_scholes_expect(args: Args) -> dict[int | str, Any]:
     def price(s: float, k: float, t: float) -> tuple[float, float]:
         def phi(x: float) -> float:
@@ -146,6 +151,7 @@ def _mix(x: Any) -> Any:
     return x ^ x >> np.uint32(16)
 
 
+@CASES.cuda("monte_carlo", MONTE_CARLO, 12, 128, _monte_carlo_make, "math.f32 shfl.sync bar.sync")
 def _monte_carlo_expect(args: Args) -> dict[int | str, Any]:
     s0, strike, drift, spread = (float(a) for a in args[:4])
     paths, blocks = int(args[4]), args[5].size
@@ -185,6 +191,15 @@ def _mandelbrot_make(rng: Rng) -> Args:
     return [steps, np.int32(width), np.int32(height), *place, np.int32(200)]
 
 
+@CASES.cuda(
+    "mandelbrot",
+    MANDELBROT,
+    (3, 5),
+    (32, 8),
+    _mandelbrot_make,
+    "grid.2d divergent-loop",
+    options=("--fmad=false",),
+)
 def _mandelbrot_expect(args: Args) -> dict[int | str, Any]:
     _, width, height, x0, y0, pixel, limit = args
     a = np.broadcast_to(x0 + np.arange(width) * pixel, (height, width))
@@ -233,6 +248,7 @@ def _fft_make(rng: Rng) -> Args:
     return [signal.view(np.float32), np.zeros((14, 256), np.float32)]
 
 
+@CASES.cuda("fft", FFT, 14, 64, _fft_make, "math.f32 brev")
 def _fft_expect(args: Args) -> dict[int | str, Any]:
     spectrum = np.fft.fft(args[0].view(np.complex64).astype(np.complex128), axis=1)
     return {1: Within(spectrum.astype(np.complex64).view(np.float32), atol=2e-5)}
@@ -280,6 +296,7 @@ def _kmeans_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda("kmeans_step", KMEANS_STEP, 16, 96, _kmeans_make, "atom.add.u64")
 def _kmeans_expect(args: Args) -> dict[int | str, Any]:
     point, centre, _, k, *_ = args
     distance = ((point[:, None] - centre[None]) ** 2).sum(axis=2)
@@ -323,67 +340,8 @@ def _softmax_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values), np.int32(301)]
 
 
+@CASES.cuda("softmax", SOFTMAX, 17, 96, _softmax_make, "math.f32 shfl.sync bar.sync")
 def _softmax_expect(args: Args) -> dict[int | str, Any]:
     x = args[0].astype(np.float64)
     e = np.exp(x - x.max(axis=1, keepdims=True))
     return {1: Within((e / e.sum(axis=1, keepdims=True)).astype(np.float32), rtol=1e-5)}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "nbody",
-        NBODY,
-        (5,),
-        (56,),
-        _nbody_make,
-        _nbody_expect,
-        covers=frozenset({"rsqrt.approx", "block.partial-warp", "bar.sync"}),
-    ),
-    Case(
-        "black_scholes",
-        BLACK_SCHOLES,
-        (10,),
-        (96,),
-        _black_scholes_make,
-        _black_scholes_expect,
-        covers=frozenset({"math.f64"}),
-    ),
-    Case(
-        "monte_carlo",
-        MONTE_CARLO,
-        (12,),
-        (128,),
-        _monte_carlo_make,
-        _monte_carlo_expect,
-        covers=frozenset({"math.f32", "shfl.sync", "bar.sync"}),
-    ),
-    Case(
-        "mandelbrot",
-        MANDELBROT,
-        (3, 5),
-        (32, 8),
-        _mandelbrot_make,
-        _mandelbrot_expect,
-        options=("--fmad=false",),
-        covers=frozenset({"grid.2d", "divergent-loop"}),
-    ),
-    Case("fft", FFT, (14,), (64,), _fft_make, _fft_expect, covers=frozenset({"math.f32", "brev"})),
-    Case(
-        "kmeans_step",
-        KMEANS_STEP,
-        (16,),
-        (96,),
-        _kmeans_make,
-        _kmeans_expect,
-        covers=frozenset({"atom.add.u64"}),
-    ),
-    Case(
-        "softmax",
-        SOFTMAX,
-        (17,),
-        (96,),
-        _softmax_make,
-        _softmax_expect,
-        covers=frozenset({"math.f32", "shfl.sync", "bar.sync"}),
-    ),
-)

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Within
+from .case import Within
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -41,6 +44,7 @@ def _block_reduce_make(rng: Rng) -> Args:
     return [rng.standard_normal(n).astype(np.float32), np.zeros(blocks, np.float32), np.int32(n)]
 
 
+@CASES.cuda("block_reduce", BLOCK_REDUCE, 34, 256, _block_reduce_make, "bar.sync barrier.loop")
 def _block_reduce_expect(args: Args) -> dict[int | str, Any]:
     starts = np.arange(0, args[0].size, 512)
     sums = np.add.reduceat(args[0].astype(np.float64), starts)
@@ -88,6 +92,15 @@ def _last_block_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda(
+    "last_block_reduce",
+    LAST_BLOCK_REDUCE,
+    37,
+    192,
+    _last_block_make,
+    "atom.inc nctaid state-outlives-launch bar.sync membar",
+    launches=2,
+)
 def _last_block_expect(args: Args) -> dict[int | str, Any]:
     values = args[0]
     padded = np.zeros(-(-values.size // (37 * 192)) * 37 * 192, np.int32)
@@ -155,6 +168,15 @@ def _lookback_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda(
+    "lookback_scan",
+    LOOKBACK_SCAN,
+    59,
+    256,
+    _lookback_make,
+    "waits-for-lower-blocks bar.sync ld.volatile",
+    deterministic=True,
+)
 def _lookback_expect(args: Args) -> dict[int | str, Any]:
     values, _, status, *_ = args
     sums = np.add.reduceat(values, np.arange(0, values.size, 256)).astype(np.int32)
@@ -201,6 +223,9 @@ def _blelloch_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, (20, 128)).astype(np.uint32)]
 
 
+@CASES.cuda(
+    "blelloch_scan", BLELLOCH_SCAN, 20, 64, _blelloch_make, "shared.dynamic bar.sync", shared=512
+)
 def _blelloch_expect(args: Args) -> dict[int | str, Any]:
     data = args[0]
     return {0: np.cumsum(data, axis=1, dtype=np.uint32) - data}
@@ -230,57 +255,6 @@ def _histogram_make(rng: Rng) -> Args:
     return [values, np.zeros(256, np.uint32), np.uint32(n)]
 
 
+@CASES.cuda("histogram", HISTOGRAM, 15, 192, _histogram_make, "atom.shared atom.global")
 def _histogram_expect(args: Args) -> dict[int | str, Any]:
     return {1: np.bincount(args[0], minlength=256).astype(np.uint32)}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "block_reduce",
-        BLOCK_REDUCE,
-        (34,),
-        (256,),
-        _block_reduce_make,
-        _block_reduce_expect,
-        covers=frozenset({"bar.sync", "barrier.loop"}),
-    ),
-    Case(
-        "last_block_reduce",
-        LAST_BLOCK_REDUCE,
-        (37,),
-        (192,),
-        _last_block_make,
-        _last_block_expect,
-        launches=2,
-        covers=frozenset({"atom.inc", "nctaid", "state-outlives-launch", "bar.sync", "membar"}),
-    ),
-    Case(
-        "lookback_scan",
-        LOOKBACK_SCAN,
-        (59,),
-        (256,),
-        _lookback_make,
-        _lookback_expect,
-        covers=frozenset({"waits-for-lower-blocks", "bar.sync", "ld.volatile"}),
-        deterministic=True,
-    ),
-    Case(
-        "blelloch_scan",
-        BLELLOCH_SCAN,
-        (20,),
-        (64,),
-        _blelloch_make,
-        _blelloch_expect,
-        shared=512,
-        covers=frozenset({"shared.dynamic", "bar.sync"}),
-    ),
-    Case(
-        "histogram",
-        HISTOGRAM,
-        (15,),
-        (192,),
-        _histogram_make,
-        _histogram_expect,
-        covers=frozenset({"atom.shared", "atom.global"}),
-    ),
-)

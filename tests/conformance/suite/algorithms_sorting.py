@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -46,6 +48,7 @@ def _bitonic_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**63, (9, 512)).astype(np.uint64) * np.uint64(2)]
 
 
+@CASES.cuda("bitonic_sort", BITONIC_SORT, 9, 256, _bitonic_make)
 def _bitonic_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.sort(args[0], axis=1)}
 
@@ -85,6 +88,7 @@ def _radix_make(rng: Rng) -> Args:
     return [keys, np.zeros_like(keys), np.zeros((16, blocks), np.uint32), np.int32(8)]
 
 
+@CASES.cuda("radix_pass", RADIX_PASS, 11, 256, _radix_make, "match.sync bar.sync nctaid")
 def _radix_expect(args: Args) -> dict[int | str, Any]:
     keys, _, _, shift = args
     digits = keys >> np.uint32(shift) & 15
@@ -120,6 +124,7 @@ def _merge_make(rng: Rng) -> Args:
     return [a, np.int32(na), b, np.int32(nb), np.zeros(na + nb, np.int16), np.int32(5)]
 
 
+@CASES.cuda("merge_path", MERGE_PATH, 9, 120, _merge_make)
 def _merge_expect(args: Args) -> dict[int | str, Any]:
     return {4: np.sort(np.concatenate([args[0], args[2]]))}
 
@@ -149,6 +154,7 @@ def _bfs_make(rng: Rng) -> Args:
     return [start, to, level, np.int32(3), np.zeros(1, np.uint32), np.int32(n)]
 
 
+@CASES.cuda("bfs_step", BFS_STEP, 8, 96, _bfs_make, "atom.cas")
 def _bfs_expect(args: Args) -> dict[int | str, Any]:
     start, to, level, depth, _, n = args
     after = level.copy()
@@ -159,27 +165,3 @@ def _bfs_expect(args: Args) -> dict[int | str, Any]:
                     after[neighbour] = depth + 1
     found = np.count_nonzero(after != level)
     return {2: after, 4: np.array([found], np.uint32)}
-
-
-CASES: tuple[Case, ...] = (
-    Case("bitonic_sort", BITONIC_SORT, (9,), (256,), _bitonic_make, _bitonic_expect),
-    Case(
-        "radix_pass",
-        RADIX_PASS,
-        (11,),
-        (256,),
-        _radix_make,
-        _radix_expect,
-        covers=frozenset({"match.sync", "bar.sync", "nctaid"}),
-    ),
-    Case("merge_path", MERGE_PATH, (9,), (120,), _merge_make, _merge_expect),
-    Case(
-        "bfs_step",
-        BFS_STEP,
-        (8,),
-        (96,),
-        _bfs_make,
-        _bfs_expect,
-        covers=frozenset({"atom.cas"}),
-    ),
-)

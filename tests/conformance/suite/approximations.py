@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Satisfies, Within
+from .case import Satisfies, Within
+from .cases import Cases
 from .exact import FORMATS, as_double
 from .reference import flush32, ulp32
 from .sweep import Op, sweep
+
+CASES = Cases()
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -309,6 +312,7 @@ def _intrinsics_make(rng: Rng) -> list[Any]:
     return [x, np.zeros((333, 8), np.float32), np.int32(333)]
 
 
+@CASES.cuda("intrinsics", INTRINSICS, 4, 96, _intrinsics_make, "ex2.approx lg2.approx sin.approx")
 def _intrinsics_expect(args: list[Any]) -> dict[int | str, Any]:
     x = args[0].astype(np.float64)
     columns = [np.exp(x), np.log(x), np.sin(x), np.cos(x), 1 / x, x**1.5]
@@ -318,14 +322,14 @@ def _intrinsics_expect(args: list[Any]) -> dict[int | str, Any]:
     return {1: Within(exact, rtol=2.0**-20, atol=2.0**-20)}
 
 
-CASES: tuple[Case, ...] = (
+CASES += (
     sweep(
         "approximate_positive",
         _positive(),
         ("f4", "f4"),
         _positive_values,
         block=256,
-        covers=frozenset({"rcp.approx", "sqrt.approx", "rsqrt.approx", "lg2.approx", "div.full"}),
+        covers="rcp.approx sqrt.approx rsqrt.approx lg2.approx div.full",
     ),
     sweep(
         "approximate_moderate",
@@ -333,7 +337,7 @@ CASES: tuple[Case, ...] = (
         ("f4", "f4"),
         _moderate_values,
         block=256,
-        covers=frozenset({"ex2.approx", "sin.approx", "cos.approx", "tanh.approx"}),
+        covers="ex2.approx sin.approx cos.approx tanh.approx",
     ),
     sweep(
         "approximate_far",
@@ -341,7 +345,7 @@ CASES: tuple[Case, ...] = (
         ("f4", "f4"),
         _far_values,
         block=256,
-        covers=frozenset({"ex2.approx", "sin.approx", "cos.approx", "tanh.approx"}),
+        covers="ex2.approx sin.approx cos.approx tanh.approx",
     ),
     sweep(
         "approximate_f64",
@@ -349,7 +353,7 @@ CASES: tuple[Case, ...] = (
         ("f8",),
         _double_values,
         block=56,
-        covers=frozenset({"rcp.approx", "rsqrt.approx"}),
+        covers="rcp.approx rsqrt.approx",
     ),
     sweep(
         "approximate_f16",
@@ -360,7 +364,7 @@ CASES: tuple[Case, ...] = (
         ("u2",),
         _half_values(0x4C00),
         block=256,
-        covers=frozenset({"ex2.approx", "tanh.approx", "f16"}),
+        covers="ex2.approx tanh.approx f16",
     ),
     sweep(
         "approximate_bf16",
@@ -372,15 +376,6 @@ CASES: tuple[Case, ...] = (
         _half_values(0x4300),
         block=256,
         arch="compute_90",
-        covers=frozenset({"ex2.approx", "tanh.approx", "bf16"}),
-    ),
-    Case(
-        "intrinsics",
-        INTRINSICS,
-        (4,),
-        (96,),
-        _intrinsics_make,
-        _intrinsics_expect,
-        covers=frozenset({"ex2.approx", "lg2.approx", "sin.approx"}),
+        covers="ex2.approx tanh.approx bf16",
     ),
 )

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Satisfies, Within
-from .ptx_text import kernel
+from .case import Satisfies, Within
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -134,6 +136,9 @@ def _wrapping_make(rng: Rng) -> Args:
     return [counters, np.zeros(2 * n, np.uint32), np.uint32(n)]
 
 
+@CASES.cuda(
+    "atomic_wrapping", WRAPPING, 12, 32, _wrapping_make, "atom.inc atom.dec", deterministic=False
+)
 def _wrapping_expect(args: Args) -> dict[int | str, Any]:
     n = int(args[2])
 
@@ -184,6 +189,15 @@ def _exchange_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda(
+    "atomic_exchange",
+    EXCHANGE,
+    3,
+    96,
+    _exchange_make,
+    "atom.exch atom.cas atom.cas.b16 atom.cas.b64",
+    deterministic=False,
+)
 def _exchange_expect(args: Args) -> dict[int | str, Any]:
     n = int(args[4])
 
@@ -235,6 +249,15 @@ def _floats_make(rng: Rng) -> Args:
     return [values, np.zeros(2, np.float32), np.zeros(2), np.int32(n)]
 
 
+@CASES.cuda(
+    "atomic_floats",
+    FLOATS,
+    12,
+    96,
+    _floats_make,
+    "atom.add.f32 atom.add.f64 bar.sync",
+    deterministic=False,
+)
 def _floats_expect(args: Args) -> dict[int | str, Any]:
     total = float(args[0].sum(dtype=np.float64))
     exact = np.array([total, total / 4], np.float32)
@@ -257,6 +280,16 @@ _HALVES_BODY = """
 """
 
 
+@CASES.ptx(
+    "atomic_halves",
+    "u64 sums",
+    _HALVES_BODY,
+    3,
+    32,
+    lambda rng: [np.zeros(10, np.uint16)],
+    "atom.add.f16 atom.add.bf16",
+    arch="compute_90",
+)
 def _halves_expect(args: Args) -> dict[int | str, Any]:
     total = np.float16(sum(i & 3 for i in range(96))).view(np.uint16)  # 144
     brain = np.float32(2 * 96).view(np.uint32) >> np.uint32(16)
@@ -264,69 +297,21 @@ def _halves_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.array(words, np.uint16)}
 
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "atomic_every_32",
-        kernel(
-            "atomic_every_32",
-            ("u64 in", "u64 totals", "u64 blocks"),
-            _every_operation(_OPERATIONS, 32),
-        ),
-        (5,),
-        (96,),
-        _every_make(_OPERATIONS, 5, 96),
-        _every_expect(_OPERATIONS),
-        covers=frozenset({"atom.shared", "atom.global", "red", "atom.scope", "bar.sync"}),
-    ),
-    Case(
-        "atomic_every_64",
-        kernel(
-            "atomic_every_64", ("u64 in", "u64 totals", "u64 blocks"), _every_operation(_WIDE, 64)
-        ),
-        (5,),
-        (120,),
-        _every_make(_WIDE, 5, 120),
-        _every_expect(_WIDE),
-        covers=frozenset({"atom.shared", "atom.global", "red", "atom.scope", "atom.u64"}),
-    ),
-    Case(
-        "atomic_wrapping",
-        WRAPPING,
-        (12,),
-        (32,),
-        _wrapping_make,
-        _wrapping_expect,
-        deterministic=False,
-        covers=frozenset({"atom.inc", "atom.dec"}),
-    ),
-    Case(
-        "atomic_exchange",
-        EXCHANGE,
-        (3,),
-        (96,),
-        _exchange_make,
-        _exchange_expect,
-        deterministic=False,
-        covers=frozenset({"atom.exch", "atom.cas", "atom.cas.b16", "atom.cas.b64"}),
-    ),
-    Case(
-        "atomic_floats",
-        FLOATS,
-        (12,),
-        (96,),
-        _floats_make,
-        _floats_expect,
-        deterministic=False,
-        covers=frozenset({"atom.add.f32", "atom.add.f64", "bar.sync"}),
-    ),
-    Case(
-        "atomic_halves",
-        kernel("atomic_halves", ("u64 sums",), _HALVES_BODY, arch="compute_90"),
-        (3,),
-        (32,),
-        lambda rng: [np.zeros(10, np.uint16)],
-        _halves_expect,
-        arch="compute_90",
-        covers=frozenset({"atom.add.f16", "atom.add.bf16"}),
-    ),
-)
+CASES.ptx(
+    "atomic_every_32",
+    "u64 in, u64 totals, u64 blocks",
+    _every_operation(_OPERATIONS, 32),
+    5,
+    96,
+    _every_make(_OPERATIONS, 5, 96),
+    "atom.shared atom.global red atom.scope bar.sync",
+)(_every_expect(_OPERATIONS))
+CASES.ptx(
+    "atomic_every_64",
+    "u64 in, u64 totals, u64 blocks",
+    _every_operation(_WIDE, 64),
+    5,
+    120,
+    _every_make(_WIDE, 5, 120),
+    "atom.shared atom.global red atom.scope atom.u64",
+)(_every_expect(_WIDE))

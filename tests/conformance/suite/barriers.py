@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -40,6 +42,7 @@ def _reduce_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values)]
 
 
+@CASES.cuda("barrier_reduce", BARRIER_REDUCE, 20, 120, _reduce_make, "bar.red")
 def _reduce_expect(args: Args) -> dict[int | str, Any]:
     v = args[0]
     row = (v > 0).sum(axis=1) + 10_000 * (v > -990).all(axis=1) + 100_000 * (v > 990).any(axis=1)
@@ -154,6 +157,9 @@ def _guarded_make(rng: Rng) -> Args:
     return [mode, values, np.zeros_like(values)]
 
 
+@CASES.cuda(
+    "guarded_barrier", GUARDED, 13, 96, _guarded_make, "bar.sync barrier.guarded barrier.loop"
+)
 def _guarded_expect(args: Args) -> dict[int | str, Any]:
     out = args[1].copy()
     for mode, row in zip(args[0].tolist(), out, strict=True):
@@ -198,6 +204,14 @@ def _spellings_make(rng: Rng) -> Args:
     return [_integers(rng, (10, 128))]
 
 
+@CASES.cuda(
+    "barrier_spellings",
+    SPELLINGS,
+    10,
+    128,
+    _spellings_make,
+    "bar.sync barrier.sync bar.warp.sync barrier.count",
+)
 def _spellings_expect(args: Args) -> dict[int | str, Any]:
     t = np.arange(128)
     s = args[0]
@@ -207,54 +221,23 @@ def _spellings_expect(args: Args) -> dict[int | str, Any]:
     return {0: (v[:, t ^ 2] - v).astype(np.int32)}
 
 
-_EARLY = frozenset({"bar.sync", "exit-before-barrier"})
+_EARLY = "bar.sync exit-before-barrier"
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "barrier_reduce",
-        BARRIER_REDUCE,
-        (20,),
-        (120,),
-        _reduce_make,
-        _reduce_expect,
-        covers=frozenset({"bar.red"}),
-    ),
-    Case(
-        "early_return",
-        EARLY_RETURN,
-        (10,),
-        (128,),
-        _early_make,
-        _early_expect,
-        expected_form="persistent-exit-aware",
-        covers=_EARLY,
-    ),
-    Case(
-        "leaving_loop",
-        LEAVING_LOOP,
-        (11,),
-        (56,),
-        _leaving_make,
-        _leaving_expect,
-        expected_form="persistent-exit-aware",
-        covers=_EARLY | {"barrier.loop", "atom.shared"},
-    ),
-    Case(
-        "guarded_barrier",
-        GUARDED,
-        (13,),
-        (96,),
-        _guarded_make,
-        _guarded_expect,
-        covers=frozenset({"bar.sync", "barrier.guarded", "barrier.loop"}),
-    ),
-    Case(
-        "barrier_spellings",
-        SPELLINGS,
-        (10,),
-        (128,),
-        _spellings_make,
-        _spellings_expect,
-        covers=frozenset({"bar.sync", "barrier.sync", "bar.warp.sync", "barrier.count"}),
-    ),
-)
+CASES.cuda(
+    "early_return",
+    EARLY_RETURN,
+    10,
+    128,
+    _early_make,
+    expected_form="persistent-exit-aware",
+    covers=_EARLY,
+)(_early_expect)
+CASES.cuda(
+    "leaving_loop",
+    LEAVING_LOOP,
+    11,
+    56,
+    _leaving_make,
+    expected_form="persistent-exit-aware",
+    covers=_EARLY + " barrier.loop atom.shared",
+)(_leaving_expect)

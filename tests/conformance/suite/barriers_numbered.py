@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-from .ptx_text import kernel
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -62,6 +63,19 @@ def _pipeline_make(rng: Rng) -> Args:
     return [np.zeros((9, 128), np.uint32)]
 
 
+# the producers' way out meets no consumers' barrier
+@CASES.ptx(
+    "barrier_pipeline",
+    "u64 out",
+    _PIPELINE_BODY,
+    9,
+    128,
+    _pipeline_make,
+    "barrier.count barrier.arrive barrier.id reqntid",
+    forms="unmodified sliced",
+    expected_form="sliced",
+    attributes=".reqntid 128, 1, 1",
+)
 def _pipeline_expect(args: Args) -> dict[int | str, Any]:
     i = np.arange(9 * 128, dtype=np.uint32).reshape(9, 128)
     out = np.zeros_like(i)
@@ -112,6 +126,18 @@ def _parts_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values)]
 
 
+# barrier ids in registers: none is known to be free
+@CASES.ptx(
+    "barrier_parts",
+    "u64 in, u64 out",
+    _PARTS_BODY,
+    7,
+    96,
+    _parts_make,
+    "barrier.count barrier.id bar.red bar.sync",
+    forms="unmodified sliced",
+    expected_form="sliced",
+)
 def _parts_expect(args: Args) -> dict[int | str, Any]:
     groups = args[0].reshape(7, 3, 32)
     mirrored = groups[:, :, ::-1]
@@ -143,43 +169,16 @@ def _counted_make(rng: Rng) -> Args:
     return [_integers(rng, n), np.zeros(n, np.int32), np.int32(n)]
 
 
+@CASES.cuda(
+    "counted_after_exit",
+    COUNTED_EXIT,
+    7,
+    128,
+    _counted_make,
+    "barrier.count exit-before-barrier",
+    forms="unmodified sliced",
+    expected_form="sliced",
+)
 def _counted_expect(args: Args) -> dict[int | str, Any]:
     i = np.arange(args[0].size)
     return {1: args[0][i ^ 32]}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "barrier_pipeline",
-        kernel("barrier_pipeline", ("u64 out",), _PIPELINE_BODY, attributes=".reqntid 128, 1, 1"),
-        (9,),
-        (128,),
-        _pipeline_make,
-        _pipeline_expect,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",  # the producers' way out meets no consumers' barrier
-        covers=frozenset({"barrier.count", "barrier.arrive", "barrier.id", "reqntid"}),
-    ),
-    Case(
-        "barrier_parts",
-        kernel("barrier_parts", ("u64 in", "u64 out"), _PARTS_BODY),
-        (7,),
-        (96,),
-        _parts_make,
-        _parts_expect,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",  # barrier ids in registers: none is known to be free
-        covers=frozenset({"barrier.count", "barrier.id", "bar.red", "bar.sync"}),
-    ),
-    Case(
-        "counted_after_exit",
-        COUNTED_EXIT,
-        (7,),
-        (128,),
-        _counted_make,
-        _counted_expect,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",
-        covers=frozenset({"barrier.count", "exit-before-barrier"}),
-    ),
-)

@@ -333,7 +333,7 @@ CASES: tuple[Case, ...] = (
             _logic(bits),
             (f"u{bits // 8}", f"u{bits // 8}", "u4"),
             _shift_values(bits),
-            covers=frozenset({f"logic.b{bits}"}),
+            covers=f"logic.b{bits}",
         )
         for bits in (16, 32, 64)
     ),
@@ -343,31 +343,18 @@ CASES: tuple[Case, ...] = (
             _fields(bits),
             (f"u{bits // 8}", f"u{bits // 8}", "u4"),
             _field_values(bits),
-            covers=frozenset({"bfe", "bfi", "bfind"}),
+            covers="bfe bfi bfind",
         )
         for bits in (32, 64)
     ),
-    sweep(
-        "funnel_shift",
-        _funnel(),
-        ("u4", "u4", "u4"),
-        _shift_values(32),
-        block=56,
-        covers=frozenset({"shf"}),
-    ),
+    sweep("funnel_shift", _funnel(), ("u4", "u4", "u4"), _shift_values(32), block=56, covers="shf"),
     sweep(
         "permute",
         _permutes(),
         ("u4", "u4", "u4"),
         operands(32, False, 3),
         version="8.6",
-        covers=frozenset({"prmt", "lop3"}),
+        covers="prmt lop3",
     ),
-    sweep(
-        "bit_masks",
-        _misc(),
-        ("u4", "u4", "u4"),
-        _shift_values(32),
-        covers=frozenset({"fns", "bmsk", "szext"}),
-    ),
+    sweep("bit_masks", _misc(), ("u4", "u4", "u4"), _shift_values(32), covers="fns bmsk szext"),
 )

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -55,6 +57,7 @@ def _not_inlined_make(rng: Rng) -> Args:
     return [values, np.zeros((n, 5)), np.int32(n)]
 
 
+@CASES.cuda("not_inlined", NOT_INLINED, 5, 56, _not_inlined_make, "call call.struct")
 def _not_inlined_expect(args: Args) -> dict[int | str, Any]:
     n = int(args[2])
     i = np.arange(n)
@@ -102,6 +105,14 @@ def _virtual_make(rng: Rng) -> Args:
     return [rng.integers(0, 2, n).astype(np.int32), np.zeros(n), np.int32(n)]
 
 
+@CASES.cuda(
+    "virtual_functions",
+    VIRTUAL,
+    5,
+    32,
+    _virtual_make,
+    "indirect-call virtual initialisers.functions",
+)
 def _virtual_expect(args: Args) -> dict[int | str, Any]:
     i = np.arange(args[1].size, dtype=np.float64)
     return {1: np.where(args[0] == 1, 2 * i + 18 * i, i * i * 4)}
@@ -131,6 +142,15 @@ def _table_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, (5, 96)).astype(np.uint32)]
 
 
+@CASES.cuda(
+    "pointer_table",
+    POINTER_TABLE,
+    5,
+    96,
+    _table_make,
+    "indirect-call initialisers.functions constant-bank",
+    symbols={"program": _PROGRAM},
+)
 def _table_expect(args: Args) -> dict[int | str, Any]:
     mask = 0xFFFFFFFF
     steps = [
@@ -188,6 +208,7 @@ def _recursion_make(rng: Rng) -> Args:
     return [lists, np.zeros(n, np.uint32), np.int32(n)]
 
 
+@CASES.cuda("recursion", RECURSION, 4, 32, _recursion_make, "call recursion")
 def _recursion_expect(args: Args) -> dict[int | str, Any]:
     i = np.arange(args[1].size)
     m, n = i % 3, i % 6
@@ -225,6 +246,7 @@ def _inside_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values)]
 
 
+@CASES.cuda("barrier_inside", BARRIER_INSIDE, 13, 96, _inside_make, "call call.barrier bar.sync")
 def _inside_expect(args: Args) -> dict[int | str, Any]:
     v = args[0]
     return {1: v * 96 - 3 * v.sum(axis=1, keepdims=True)}
@@ -254,6 +276,14 @@ def _collective_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values)]
 
 
+@CASES.cuda(
+    "collective_inside",
+    COLLECTIVE_INSIDE,
+    6,
+    64,
+    _collective_make,
+    "call call.collective shfl.sync",
+)
 def _collective_expect(args: Args) -> dict[int | str, Any]:
     warps = args[0].reshape(-1, 32)
     twice = np.cumsum(np.cumsum(warps, axis=1), axis=1)
@@ -286,76 +316,16 @@ def _template_make(rng: Rng) -> Args:
     return [coefficients.tobytes(), x, np.zeros(300, np.int64), np.int32(300)]
 
 
+@CASES.cuda(
+    "template_entry",
+    TEMPLATE,
+    7,
+    32,
+    _template_make,
+    "weak template parameter.struct",
+    kernel="evaluate<long long, 4>",
+)
 def _template_expect(args: Args) -> dict[int | str, Any]:
     c = np.frombuffer(args[0], np.int64)
     x = args[1]
     return {2: c[0] + x * (c[1] + x * (c[2] + x * c[3]))}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "not_inlined",
-        NOT_INLINED,
-        (5,),
-        (56,),
-        _not_inlined_make,
-        _not_inlined_expect,
-        covers=frozenset({"call", "call.struct"}),
-    ),
-    Case(
-        "virtual_functions",
-        VIRTUAL,
-        (5,),
-        (32,),
-        _virtual_make,
-        _virtual_expect,
-        covers=frozenset({"indirect-call", "virtual", "initialisers.functions"}),
-    ),
-    Case(
-        "pointer_table",
-        POINTER_TABLE,
-        (5,),
-        (96,),
-        _table_make,
-        _table_expect,
-        symbols={"program": _PROGRAM},
-        covers=frozenset({"indirect-call", "initialisers.functions", "constant-bank"}),
-    ),
-    Case(
-        "recursion",
-        RECURSION,
-        (4,),
-        (32,),
-        _recursion_make,
-        _recursion_expect,
-        covers=frozenset({"call", "recursion"}),
-    ),
-    Case(
-        "barrier_inside",
-        BARRIER_INSIDE,
-        (13,),
-        (96,),
-        _inside_make,
-        _inside_expect,
-        covers=frozenset({"call", "call.barrier", "bar.sync"}),
-    ),
-    Case(
-        "collective_inside",
-        COLLECTIVE_INSIDE,
-        (6,),
-        (64,),
-        _collective_make,
-        _collective_expect,
-        covers=frozenset({"call", "call.collective", "shfl.sync"}),
-    ),
-    Case(
-        "template_entry",
-        TEMPLATE,
-        (7,),
-        (32,),
-        _template_make,
-        _template_expect,
-        kernel="evaluate<long long, 4>",
-        covers=frozenset({"weak", "template", "parameter.struct"}),
-    ),
-)

@@ -30,10 +30,12 @@ __all__ = [
     "RUNS_SYMBOL",
     "AddressOf",
     "Case",
+    "Expect",
     "Expected",
     "ExpectedForm",
     "Form",
     "Hidden",
+    "Make",
     "Satisfies",
     "Struct",
     "Within",
@@ -126,6 +128,8 @@ class Satisfies:
 
 
 Expected: TypeAlias = "np.ndarray[Any, Any] | Within | Satisfies"
+Make: TypeAlias = Callable[[np.random.Generator], list[Any]]
+Expect: TypeAlias = Callable[[list[Any]], Mapping[int | str, Expected]]
 
 
 @dataclass(frozen=True)
@@ -168,8 +172,8 @@ class Case:
     source: str
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    make: Callable[[np.random.Generator], list[Any]]
-    expect: Callable[[list[Any]], Mapping[int | str, Expected]]
+    make: Make
+    expect: Expect
     kernel: str = ""
     counts: Literal["argument", "symbol"] = "argument"
     shared: int = 0

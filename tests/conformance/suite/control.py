@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-from .ptx_text import kernel
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -59,6 +60,15 @@ def _exits_make(rng: Rng) -> Args:
     return [values, np.uint32(values.size)]
 
 
+@CASES.ptx(
+    "predicated_exits",
+    "u64 data, u32 n",
+    _EXITS_BODY,
+    7,
+    56,
+    _exits_make,
+    "exit ret.predicated multiple-returns",
+)
 def _exits_expect(args: Args) -> dict[int | str, Any]:
     def walk(v: int) -> int:
         if v == 0:
@@ -121,6 +131,7 @@ def _scopes_make(rng: Rng) -> Args:
     return [rng.integers(0, 1000, 3 * 32).astype(np.uint32)]
 
 
+@CASES.ptx("nested_scopes", "u64 data", _SCOPES_BODY, 3, 32, _scopes_make, "scopes local-array")
 def _scopes_expect(args: Args) -> dict[int | str, Any]:
     v = args[0]
     thread = np.arange(v.size) % 32
@@ -160,6 +171,7 @@ def _irreducible_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, 4 * 56).astype(np.uint32)]
 
 
+@CASES.ptx("irreducible", "u64 data", _IRREDUCIBLE_BODY, 4, 56, _irreducible_make, "irreducible")
 def _irreducible_expect(args: Args) -> dict[int | str, Any]:
     def walk(v: int) -> int:
         k, second = 0, v % 2 == 0
@@ -210,6 +222,7 @@ def _divergent_make(rng: Rng) -> Args:
     return [rng.integers(-500, 500, (6, 120)).astype(np.int32)]
 
 
+@CASES.cuda("divergent", DIVERGENT, 6, 120, _divergent_make, "divergence bar.sync")
 def _divergent_expect(args: Args) -> dict[int | str, Any]:
     def branch(v: int, t: int) -> int:
         kind = v & 7
@@ -326,68 +339,32 @@ _VECTORS_BODY = """
 """
 
 
+@CASES.ptx(
+    "special_vectors",
+    "u64 out",
+    _VECTORS_BODY,
+    (4, 3),
+    8,
+    lambda rng: [np.zeros((96, 4), np.uint32)],
+    "special-registers",
+    forms="unmodified",
+    expected_form="whole",
+    dimensions=2,
+)
 def _vectors_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.tile(np.array([8, 1, 4, 3], np.uint32), (96, 1))}
 
 
 _SPECIAL_BODY = _SPECIAL_BODY.replace("    .reg .b32 %v,", "    .reg .b16 %h; .reg .b32 %v,", 1)
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "predicated_exits",
-        kernel("predicated_exits", ("u64 data", "u32 n"), _EXITS_BODY),
-        (7,),
-        (56,),
-        _exits_make,
-        _exits_expect,
-        covers=frozenset({"exit", "ret.predicated", "multiple-returns"}),
-    ),
-    Case(
-        "nested_scopes",
-        kernel("nested_scopes", ("u64 data",), _SCOPES_BODY),
-        (3,),
-        (32,),
-        _scopes_make,
-        _scopes_expect,
-        covers=frozenset({"scopes", "local-array"}),
-    ),
-    Case(
-        "irreducible",
-        kernel("irreducible", ("u64 data",), _IRREDUCIBLE_BODY),
-        (4,),
-        (56,),
-        _irreducible_make,
-        _irreducible_expect,
-        covers=frozenset({"irreducible"}),
-    ),
-    Case(
-        "divergent",
-        DIVERGENT,
-        (6,),
-        (120,),
-        _divergent_make,
-        _divergent_expect,
-        covers=frozenset({"divergence", "bar.sync"}),
-    ),
-    Case(
-        "special_registers",
-        kernel("special_registers", ("u64 out",), _SPECIAL_BODY, dimensions=3),
-        (5, 3, 2),
-        (7, 3, 2),
-        _special_make,
-        _special_expect,
-        shared=96,
-        covers=frozenset({"special-registers", "clock", "globaltimer", "nanosleep", "grid.3d"}),
-    ),
-    Case(
-        "special_vectors",
-        kernel("special_vectors", ("u64 out",), _VECTORS_BODY, dimensions=2),
-        (4, 3),
-        (8,),
-        lambda rng: [np.zeros((96, 4), np.uint32)],
-        _vectors_expect,
-        forms=frozenset({"unmodified"}),
-        expected_form="whole",
-        covers=frozenset({"special-registers"}),
-    ),
-)
+CASES.ptx(
+    "special_registers",
+    "u64 out",
+    _SPECIAL_BODY,
+    (5, 3, 2),
+    (7, 3, 2),
+    _special_make,
+    "special-registers clock globaltimer nanosleep grid.3d",
+    shared=96,
+    dimensions=3,
+)(_special_expect)

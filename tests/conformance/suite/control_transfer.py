@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
 from .ptx_text import kernel
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -155,6 +157,7 @@ def _branch_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, 5 * 56).astype(np.uint32)]
 
 
+@CASES.ptx("branch_table", "u64 data", _BRANCH_BODY, 5, 56, _branch_make, "brx exit")
 def _branch_expect(args: Args) -> dict[int | str, Any]:
     out = []
     for word in args[0].tolist():
@@ -170,23 +173,11 @@ _CALLS_SOURCE = kernel(
     "hand_written_calls", ("u64 data",), _CALL_BODY, declarations=_CALL_DECLARATIONS
 )
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "hand_written_calls",
-        _CALLS_SOURCE + _LATER,
-        (4,),
-        (32,),
-        _calls_make,
-        _calls_expect,
-        covers=frozenset({"call", "indirect-call", "calltargets", "callprototype"}),
-    ),
-    Case(
-        "branch_table",
-        kernel("branch_table", ("u64 data",), _BRANCH_BODY),
-        (5,),
-        (56,),
-        _branch_make,
-        _branch_expect,
-        covers=frozenset({"brx", "exit"}),
-    ),
-)
+CASES.cuda(
+    "hand_written_calls",
+    _CALLS_SOURCE + _LATER,
+    4,
+    32,
+    _calls_make,
+    "call indirect-call calltargets callprototype",
+)(_calls_expect)

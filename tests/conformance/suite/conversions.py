@@ -320,7 +320,7 @@ CASES: tuple[Case, ...] = (
             ],
             (_dtype(bits, signed),),
             _between(bits, signed),
-            covers=frozenset({"cvt", "cvt.sat"}),
+            covers="cvt cvt.sat",
         )
         for bits, signed in _INTEGERS
     ),
@@ -331,7 +331,7 @@ CASES: tuple[Case, ...] = (
             (_dtype(bits, signed),),
             _between(bits, signed),
             arch="compute_90",
-            covers=frozenset({"cvt", "bf16"}),
+            covers="cvt bf16",
         )
         for bits, signed in _INTEGERS
         if bits > 8
@@ -342,7 +342,7 @@ CASES: tuple[Case, ...] = (
             _old(t),
             (FORMATS[t].dtype,),
             _float_values(t),
-            covers=frozenset({"cvt", "cvt.rounding", "cvt.sat"}),
+            covers="cvt cvt.rounding cvt.sat",
         )
         for t in _OLD
     ),
@@ -354,7 +354,7 @@ CASES: tuple[Case, ...] = (
             _float_values(t),
             arch="compute_90",
             version="8.6",
-            covers=frozenset({"cvt", "cvt.rounding", "bf16"}),
+            covers="cvt cvt.rounding bf16",
         )
         for t in FORMATS
     ),
@@ -365,7 +365,7 @@ CASES: tuple[Case, ...] = (
         lambda rng: [np.arange(1 << 16, dtype=np.uint16)],
         block=256,
         arch="compute_90",
-        covers=frozenset({"cvt", "f16", "bf16"}),
+        covers="cvt f16 bf16",
     ),
     sweep(
         "convert_wide_registers",
@@ -373,6 +373,6 @@ CASES: tuple[Case, ...] = (
         ("i4",),
         operands(32, True, 1, rows=60),
         block=56,
-        covers=frozenset({"cvt"}),
+        covers="cvt",
     ),
 )

@@ -188,7 +188,7 @@ CASES: tuple[Case, ...] = (
         patterns(F32, 2),
         arch="compute_90",
         before=_PACK_INPUTS,
-        covers=frozenset({"cvt", "bf16", "f16"}),
+        covers="cvt bf16 f16",
     ),
     sweep(
         "convert_eight_bits",
@@ -197,7 +197,7 @@ CASES: tuple[Case, ...] = (
         _mini_values(_EIGHT),
         arch="compute_90",
         version="8.6",
-        covers=frozenset({"cvt", "e4m3"}),
+        covers="cvt e4m3",
     ),
     sweep(
         "convert_fewer_bits",
@@ -206,6 +206,6 @@ CASES: tuple[Case, ...] = (
         _mini_values(_FEWER),
         arch="compute_100a",
         version="8.8",
-        covers=frozenset({"cvt", "e2m1"}),
+        covers="cvt e2m1",
     ),
 )

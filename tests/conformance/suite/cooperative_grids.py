@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-from .ptx_text import kernel
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -53,6 +54,17 @@ def _jacobi_make(rng: Rng) -> Args:
     return [a, np.zeros(n, np.float32), np.int32(n), np.int32(6)]
 
 
+@CASES.cuda(
+    "grid_wide_jacobi",
+    GRID_BARRIER,
+    4,
+    64,
+    _jacobi_make,
+    "grid-barrier bar.sync nctaid",
+    forms="unmodified whole",
+    expected_form="whole",
+    resident=4,
+)
 def _jacobi_expect(args: Args) -> dict[int | str, Any]:
     buffers = [args[0].copy(), args[1].copy()]
     for k in range(int(args[3])):
@@ -82,6 +94,18 @@ def _higher_make(rng: Rng) -> Args:
     return [np.zeros(6, np.int32), np.zeros(6, np.int32)]
 
 
+# Nothing in the program says which way the blocks wait: a user's declaration must.
+@CASES.cuda(
+    "waits_for_higher",
+    WAITS_FOR_HIGHER,
+    6,
+    32,
+    _higher_make,
+    "waits-for-higher-blocks",
+    forms="unmodified",
+    expected_form="persistent",
+    resident=6,
+)
 def _higher_expect(args: Args) -> dict[int | str, Any]:
     chain = np.arange(6, 0, -1, dtype=np.int32)
     return {0: chain, 1: chain}
@@ -153,69 +177,36 @@ def _turns_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**31, 5 * 64).astype(np.uint32), np.zeros(5 * 64, np.uint32)]
 
 
+@CASES.ptx(
+    "grid_workspace",
+    "u64 a, u64 out",
+    _TURNS_BODY,
+    5,
+    64,
+    _turns_make,
+    "envreg",
+    forms="whole",
+    expected_form="whole",
+    resident=5,
+    declarations=_MEET,
+)
 def _turns_expect(args: Args) -> dict[int | str, Any]:
     turned = args[0][::-1] + np.uint32(1)
     return {0: turned, 1: turned[::-1]}
 
 
+@CASES.ptx(
+    "cluster_ranks",
+    "u64 out",
+    _CLUSTER_BODY,
+    2,
+    32,
+    lambda rng: [np.zeros(64, np.uint32)],
+    "cluster",
+    arch="compute_90",
+    forms="",
+    expected_form="whole",
+    attributes=".reqnctapercluster 2, 1, 1",
+)
 def _analysed_only(args: Args) -> dict[int | str, Any]:
     return {}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "grid_wide_jacobi",
-        GRID_BARRIER,
-        (4,),
-        (64,),
-        _jacobi_make,
-        _jacobi_expect,
-        forms=frozenset({"unmodified", "whole"}),
-        expected_form="whole",
-        resident=4,
-        covers=frozenset({"grid-barrier", "bar.sync", "nctaid"}),
-    ),
-    Case(
-        "waits_for_higher",
-        WAITS_FOR_HIGHER,
-        (6,),
-        (32,),
-        _higher_make,
-        _higher_expect,
-        forms=frozenset({"unmodified"}),
-        # Nothing in the program says which way the blocks wait: a user's declaration must.
-        expected_form="persistent",
-        resident=6,
-        covers=frozenset({"waits-for-higher-blocks"}),
-    ),
-    Case(
-        "grid_workspace",
-        kernel("grid_workspace", ("u64 a", "u64 out"), _TURNS_BODY, declarations=_MEET),
-        (5,),
-        (64,),
-        _turns_make,
-        _turns_expect,
-        forms=frozenset({"whole"}),
-        expected_form="whole",
-        resident=5,
-        covers=frozenset({"envreg"}),
-    ),
-    Case(
-        "cluster_ranks",
-        kernel(
-            "cluster_ranks",
-            ("u64 out",),
-            _CLUSTER_BODY,
-            arch="compute_90",
-            attributes=".reqnctapercluster 2, 1, 1",
-        ),
-        (2,),
-        (32,),
-        lambda rng: [np.zeros(64, np.uint32)],
-        _analysed_only,
-        arch="compute_90",
-        forms=frozenset(),
-        expected_form="whole",
-        covers=frozenset({"cluster"}),
-    ),
-)

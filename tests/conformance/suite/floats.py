@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from . import exact
-from .case import Case
+from .cases import Cases
 from .exact import F16, F32, F64, FORMATS, MODES, Format, Mode
 from .sweep import Op, sweep
+
+CASES = Cases()
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -206,6 +208,7 @@ def _contraction_make(rng: Rng) -> list[Any]:
     return [a.copy(), b.copy(), c.copy(), blank, blank.copy(), np.int32(a.size)]
 
 
+@CASES.cuda("contraction", CONTRACTION, 16, 96, _contraction_make, "fma")
 def _contraction_expect(args: list[Any]) -> dict[int | str, Any]:
     a, b, c, *_ = args
     fused = exact.on_patterns(partial(exact.fma, F32, "rn"), "f4")
@@ -213,35 +216,17 @@ def _contraction_expect(args: list[Any]) -> dict[int | str, Any]:
         return {3: fused(a, b, c), 4: a * b + c}
 
 
-CASES: tuple[Case, ...] = (
-    sweep(
-        "float_f32",
-        _rounded("f32"),
-        ("u4",) * 3,
-        patterns(F32, 3),
-        covers=frozenset({"float.f32", "rounding"}),
-    ),
-    sweep(
-        "float_f64",
-        _rounded("f64"),
-        ("u8",) * 3,
-        patterns(F64, 3),
-        covers=frozenset({"float.f64", "rounding"}),
-    ),
-    sweep(
-        "float_flush_saturate",
-        _modified(),
-        ("u4",) * 3,
-        patterns(F32, 3),
-        covers=frozenset({"ftz", "sat"}),
-    ),
+CASES += (
+    sweep("float_f32", _rounded("f32"), ("u4",) * 3, patterns(F32, 3), covers="float.f32 rounding"),
+    sweep("float_f64", _rounded("f64"), ("u8",) * 3, patterns(F64, 3), covers="float.f64 rounding"),
+    sweep("float_flush_saturate", _modified(), ("u4",) * 3, patterns(F32, 3), covers="ftz sat"),
     sweep(
         "float_extremes_f32",
         _unordered("f32"),
         ("u4", "u4"),
         patterns(F32, 2),
         arch="compute_90",
-        covers=frozenset({"min", "max", "testp", "copysign", "nan"}),
+        covers="min max testp copysign nan",
     ),
     sweep(
         "float_extremes_f64",
@@ -249,7 +234,7 @@ CASES: tuple[Case, ...] = (
         ("u8", "u8"),
         patterns(F64, 2),
         block=56,
-        covers=frozenset({"min", "max", "testp", "copysign", "nan"}),
+        covers="min max testp copysign nan",
     ),
     sweep(
         "float_newest",
@@ -258,15 +243,6 @@ CASES: tuple[Case, ...] = (
         patterns(F32, 3),
         arch="compute_100",
         version="8.8",
-        covers=frozenset({"max.f32.three", "f32x2", "fma.f32.f16"}),
-    ),
-    Case(
-        "contraction",
-        CONTRACTION,
-        (16,),
-        (96,),
-        _contraction_make,
-        _contraction_expect,
-        covers=frozenset({"fma"}),
+        covers="max.f32.three f32x2 fma.f32.f16",
     ),
 )

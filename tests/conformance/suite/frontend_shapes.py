@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import AddressOf, Case, Hidden, Struct
+from .case import AddressOf, Hidden, Struct
+from .cases import Cases
 from .ptx_text import kernel
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -62,6 +65,16 @@ def _cupy_make(rng: Rng) -> Args:
             np.int64(a.size), Hidden(a), Hidden(b), Hidden(out)]  # fmt: skip
 
 
+@CASES.cuda(
+    "cupy_elementwise",
+    CUPY,
+    4,
+    128,
+    _cupy_make,
+    "cupy parameter.struct parameter.pointer-in-struct",
+    kernel="cupy_hypot__int64_float",
+    options=("--fmad=false",),
+)
 def _cupy_expect(args: Args) -> dict[int | str, Any]:
     a, b = args[4].array, args[5].array.T.astype(np.float64)
     return {6: np.sqrt((a * a).astype(np.float64) + b * b)}
@@ -96,6 +109,14 @@ _HEADERS_BODY = """
 """
 
 
+@CASES.cuda(
+    "many_constants",
+    kernel("many_constants", ("u64 out",), _HEADERS_BODY, declarations=_CONSTANTS) + _OTHER_ENTRY,
+    9,
+    56,
+    lambda rng: [np.zeros(9 * 56, np.uint32)],
+    "many-globals several-entries",
+)
 def _headers_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.arange(args[0].size, dtype=np.uint32) + np.uint32(999 * 3)}
 
@@ -129,6 +150,9 @@ def _bounds_make(rng: Rng) -> Args:
     return [x, np.zeros_like(x), np.int32(x.size)]
 
 
+@CASES.cuda(
+    "launch_bounds", BOUNDS, 2, 192, _bounds_make, "maxntid minnctapersm call ld.nc cache-hints"
+)
 def _bounds_expect(args: Args) -> dict[int | str, Any]:
     def poly(x: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
         y = np.ones_like(x)
@@ -139,37 +163,3 @@ def _bounds_expect(args: Args) -> dict[int | str, Any]:
     x = args[0].reshape(-1, 4)
     columns = [poly(x[:, 0], 3), poly(x[:, 1], 4), poly(x[:, 2], 3), poly(x[:, 3], 4)]
     return {1: np.stack(columns, axis=1).ravel().astype(np.float32)}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "cupy_elementwise",
-        CUPY,
-        (4,),
-        (128,),
-        _cupy_make,
-        _cupy_expect,
-        kernel="cupy_hypot__int64_float",
-        options=("--fmad=false",),
-        covers=frozenset({"cupy", "parameter.struct", "parameter.pointer-in-struct"}),
-    ),
-    Case(
-        "many_constants",
-        kernel("many_constants", ("u64 out",), _HEADERS_BODY, declarations=_CONSTANTS)
-        + _OTHER_ENTRY,
-        (9,),
-        (56,),
-        lambda rng: [np.zeros(9 * 56, np.uint32)],
-        _headers_expect,
-        covers=frozenset({"many-globals", "several-entries"}),
-    ),
-    Case(
-        "launch_bounds",
-        BOUNDS,
-        (2,),
-        (192,),
-        _bounds_make,
-        _bounds_expect,
-        covers=frozenset({"maxntid", "minnctapersm", "call", "ld.nc", "cache-hints"}),
-    ),
-)

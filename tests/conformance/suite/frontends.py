@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import RUNS_SYMBOL, AddressOf, Case, Hidden, Within, count_ptx
+from .case import RUNS_SYMBOL, AddressOf, Hidden, Within, count_ptx
+from .cases import Cases
 from .ptx_text import header
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -124,6 +127,16 @@ def _numba_make(rng: Rng) -> Args:
     ]  # fmt: skip
 
 
+@CASES.cuda(
+    "numba_rows",
+    _NUMBA,
+    21,
+    24,
+    _numba_make,
+    "numba common long-name parameter.null",
+    kernel=_NUMBA_NAME,
+    counts="symbol",
+)
 def _numba_expect(args: Args) -> dict[int | str, Any]:
     return {17: (args[17].array + args[16].array.sum(axis=1)).astype(np.float32)}
 
@@ -269,35 +282,19 @@ def _triton_make(rng: Rng) -> Args:
     return [x, np.zeros_like(x), np.int32(columns), None, None]
 
 
+@CASES.cuda(
+    "triton_rows",
+    _TRITON,
+    40,
+    128,
+    _triton_make,
+    "triton reqntid ptr debug-sections shared.dynamic",
+    kernel="row_sum_kernel",
+    counts="symbol",
+    shared=16,
+    arch="compute_90a",
+)
 def _triton_expect(args: Args) -> dict[int | str, Any]:
     x = args[0].astype(np.float64)
     share = (x / x.sum(axis=1, keepdims=True)).astype(np.float32)
     return {1: Within(share, rtol=2.0**-22)}  # div.full: at most 2 ulp
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "numba_rows",
-        _NUMBA,
-        (21,),
-        (24,),
-        _numba_make,
-        _numba_expect,
-        kernel=_NUMBA_NAME,
-        counts="symbol",
-        covers=frozenset({"numba", "common", "long-name", "parameter.null"}),
-    ),
-    Case(
-        "triton_rows",
-        _TRITON,
-        (40,),
-        (128,),
-        _triton_make,
-        _triton_expect,
-        kernel="row_sum_kernel",
-        counts="symbol",
-        shared=16,
-        arch="compute_90a",
-        covers=frozenset({"triton", "reqntid", "ptr", "debug-sections", "shared.dynamic"}),
-    ),
-)

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from . import exact
-from .case import Case
+from .cases import Cases
 from .exact import BF16, F16, FORMATS, Format
 from .floats import ARITHMETIC, extreme, patterns
 from .sweep import Op, sweep
+
+CASES = Cases()
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -128,12 +130,13 @@ def _half_axpy_make(rng: Rng) -> list[Any]:
     return [np.float16(1.5).view(np.uint16), x, y, np.int32(501)]
 
 
+@CASES.cuda("half_axpy", HALF_AXPY, 6, 96, _half_axpy_make, "f16x2 inline-ptx")
 def _half_axpy_expect(args: list[Any]) -> dict[int | str, Any]:
     exact_sum = 1.5 * args[1].astype(np.float64) + args[2].astype(np.float64)
     return {2: exact_sum.astype(np.float16)}
 
 
-CASES: tuple[Case, ...] = (
+CASES += (
     *(
         sweep(
             f"{name}_{kind}",
@@ -141,7 +144,7 @@ CASES: tuple[Case, ...] = (
             ("u2",) * 3,
             patterns(FORMATS[t], 3),
             arch="compute_90",
-            covers=frozenset({t, f"{t}x2", "ftz", "sat", "relu"}),
+            covers=f"{t} {t}x2 ftz sat relu",
         )
         for name, t in (("half", "f16"), ("bfloat16", "bf16"))
         for kind, make in (("scalar", _scalars), ("pairs", _pairs))
@@ -153,17 +156,8 @@ CASES: tuple[Case, ...] = (
             ("u2",) * 3,
             _midpoints(f),
             arch="compute_90",
-            covers=frozenset({t, "rounding"}),
+            covers=f"{t} rounding",
         )
         for name, t, f in (("half", "f16", F16), ("bfloat16", "bf16", BF16))
-    ),
-    Case(
-        "half_axpy",
-        HALF_AXPY,
-        (6,),
-        (96,),
-        _half_axpy_make,
-        _half_axpy_expect,
-        covers=frozenset({"f16x2", "inline-ptx"}),
     ),
 )

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Within
+from .case import Within
+from .cases import Cases
 from .reference import fma32
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -43,6 +46,7 @@ def _half_make(rng: Rng) -> Args:
     return [x, y, np.zeros((n, 2), np.float16), np.zeros(n, np.float32), blank, np.int32(n)]
 
 
+@CASES.cuda("half_header", HALF_HEADER, 4, 96, _half_make, "cuda-headers f16 f16x2", headers=True)
 def _half_expect(args: Args) -> dict[int | str, Any]:
     x, y = args[0].astype(np.float64), args[1].astype(np.float64)
     m = x.max(axis=1)
@@ -80,6 +84,16 @@ def _brain_make(rng: Rng) -> Args:
     return [x, np.zeros(250, np.uint16), np.zeros(250, np.float32), np.int32(250)]
 
 
+@CASES.cuda(
+    "brain_header",
+    BRAIN_HEADER,
+    8,
+    32,
+    _brain_make,
+    "cuda-headers bf16",
+    arch="compute_80",
+    headers=True,
+)
 def _brain_expect(args: Args) -> dict[int | str, Any]:
     bits = _brain(args[0])
     a = bits.view(np.float32)
@@ -125,6 +139,18 @@ def _groups_make(rng: Rng) -> Args:
     return [values, np.zeros((6, 128, 3), np.int32), np.zeros(1, np.int32)]
 
 
+# coalesced_threads() in a branch
+@CASES.cuda(
+    "cooperative",
+    GROUPS,
+    6,
+    128,
+    _groups_make,
+    "cuda-headers cooperative-groups barrier.sync shfl.sync",
+    headers=True,
+    forms="unmodified sliced",
+    expected_form="sliced",
+)
 def _groups_expect(args: Args) -> dict[int | str, Any]:
     v = args[0]
     eights, warps = v.reshape(6, 16, 8), v.reshape(6, 4, 32)
@@ -181,6 +207,18 @@ def _scan_make(rng: Rng) -> Args:
     return [values, np.zeros(6, np.uint32), np.int32(5)]
 
 
+@CASES.cuda(
+    "grid_scan",
+    GRID_GROUP,
+    (3, 2),
+    128,
+    _scan_make,
+    "cuda-headers cooperative-groups envreg",
+    headers=True,
+    forms="whole",
+    expected_form="whole",
+    resident=6,
+)
 def _scan_expect(args: Args) -> dict[int | str, Any]:
     sums = np.cumsum(args[0], dtype=np.uint32)
     return {0: sums, 1: np.concatenate(([0], sums[639:-1:640])).astype(np.uint32)}
@@ -211,6 +249,9 @@ def _cub_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, (7, 256)).astype(np.uint32), np.zeros(7, np.uint32)]
 
 
+@CASES.cuda(
+    "cub_sort", CUB, 7, 64, _cub_make, "cuda-headers cub many-globals bar.sync", headers=True
+)
 def _cub_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.sort(args[0], axis=1), 1: args[0].sum(axis=1, dtype=np.uint32)}
 
@@ -241,6 +282,9 @@ def _standard_make(rng: Rng) -> Args:
     return [z, np.zeros((n, 2), np.float32), np.zeros(1, np.int32), np.int32(n)]
 
 
+@CASES.cuda(
+    "standard_library", STANDARD, 5, 32, _standard_make, "cuda-headers many-globals", headers=True
+)
 def _standard_expect(args: Args) -> dict[int | str, Any]:
     x, y = args[0].T
     real = fma32(x, x, -y * y) + np.float32(1)
@@ -250,75 +294,3 @@ def _standard_expect(args: Args) -> dict[int | str, Any]:
     second = np.where(odd, real + 3, imaginary + 2)
     exact = np.stack([first, second], axis=1).astype(np.float32)
     return {1: Within(exact, atol=1e-30), 2: np.array([x.size - 1], np.int32)}
-
-
-_NEEDS = frozenset({"cuda-headers"})
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "half_header",
-        HALF_HEADER,
-        (4,),
-        (96,),
-        _half_make,
-        _half_expect,
-        headers=True,
-        covers=_NEEDS | {"f16", "f16x2"},
-    ),
-    Case(
-        "brain_header",
-        BRAIN_HEADER,
-        (8,),
-        (32,),
-        _brain_make,
-        _brain_expect,
-        arch="compute_80",
-        headers=True,
-        covers=_NEEDS | {"bf16"},
-    ),
-    Case(
-        "cooperative",
-        GROUPS,
-        (6,),
-        (128,),
-        _groups_make,
-        _groups_expect,
-        headers=True,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",  # coalesced_threads() in a branch
-        covers=_NEEDS | {"cooperative-groups", "barrier.sync", "shfl.sync"},
-    ),
-    Case(
-        "grid_scan",
-        GRID_GROUP,
-        (3, 2),
-        (128,),
-        _scan_make,
-        _scan_expect,
-        headers=True,
-        forms=frozenset({"whole"}),
-        expected_form="whole",
-        resident=6,
-        covers=_NEEDS | {"cooperative-groups", "envreg"},
-    ),
-    Case(
-        "cub_sort",
-        CUB,
-        (7,),
-        (64,),
-        _cub_make,
-        _cub_expect,
-        headers=True,
-        covers=_NEEDS | {"cub", "many-globals", "bar.sync"},
-    ),
-    Case(
-        "standard_library",
-        STANDARD,
-        (5,),
-        (32,),
-        _standard_make,
-        _standard_expect,
-        headers=True,
-        covers=_NEEDS | {"many-globals"},
-    ),
-)

@@ -321,7 +321,7 @@ def _typed_case(bits: int, signed: bool, extra: list[Op]) -> Case:
         [*_typed(bits, signed), *extra],
         (dtype,) * 3,
         operands(bits, signed, 3, nonzero=1),
-        covers=frozenset({f"integer.{t}"}),
+        covers=f"integer.{t}",
     )
 
 
@@ -333,12 +333,7 @@ CASES: tuple[Case, ...] = (
     _typed_case(64, True, []),
     _typed_case(64, False, []),
     sweep(
-        "integer_carry",
-        _extended(),
-        ("u8",) * 3,
-        operands(64, False, 3),
-        block=120,
-        covers=frozenset({"carry"}),
+        "integer_carry", _extended(), ("u8",) * 3, operands(64, False, 3), block=120, covers="carry"
     ),
     sweep(
         "integer_packed",
@@ -346,7 +341,7 @@ CASES: tuple[Case, ...] = (
         ("i4",) * 3,
         operands(32, True, 3),
         arch="compute_90",
-        covers=frozenset({"relu", "packed16"}),
+        covers="relu packed16",
     ),
     sweep(
         "division_undefined",
@@ -354,6 +349,6 @@ CASES: tuple[Case, ...] = (
         ("i4", "i4"),
         _division_by_zero,
         block=32,
-        covers=frozenset({"division-by-zero"}),
+        covers="division-by-zero",
     ),
 )

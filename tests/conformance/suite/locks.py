@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Satisfies
+from .case import Satisfies
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -57,6 +60,15 @@ def _lock_make(rng: Rng) -> Args:
     return [np.zeros(1, np.uint32), np.zeros(6 * 56, np.uint32)]
 
 
+@CASES.cuda(
+    "spin_lock",
+    SPIN_LOCK,
+    6,
+    56,
+    _lock_make,
+    "independent-lanes atom.cas ld.volatile",
+    deterministic=False,
+)
 def _lock_expect(args: Args) -> dict[int | str, Any]:
     n = args[1].size
     return {
@@ -72,28 +84,6 @@ def _plain_make(rng: Rng) -> Args:
     return [np.ones(1, np.uint64)]
 
 
+@CASES.cuda("spin_lock_plain", SPIN_LOCK_PLAIN, 4, 33, _plain_make, "independent-lanes atom.cas")
 def _plain_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.array([pow(5, 4 * 33, 999_983)], np.uint64)}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "spin_lock",
-        SPIN_LOCK,
-        (6,),
-        (56,),
-        _lock_make,
-        _lock_expect,
-        deterministic=False,
-        covers=frozenset({"independent-lanes", "atom.cas", "ld.volatile"}),
-    ),
-    Case(
-        "spin_lock_plain",
-        SPIN_LOCK_PLAIN,
-        (4,),
-        (33,),
-        _plain_make,
-        _plain_expect,
-        covers=frozenset({"independent-lanes", "atom.cas"}),
-    ),
-)

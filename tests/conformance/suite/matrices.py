@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-from .ptx_text import kernel
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -73,6 +74,16 @@ def _held(matrix: Array) -> Array:
     return np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
 
 
+@CASES.ptx(
+    "matrix_moves",
+    "u64 in, u64 out",
+    _BODY,
+    3,
+    64,
+    _make,
+    "ldmatrix stmatrix movmatrix",
+    arch="compute_90",
+)
 def _expect(args: Args) -> dict[int | str, Any]:
     out = np.zeros_like(args[1])
     lanes = np.arange(32)
@@ -88,17 +99,3 @@ def _expect(args: Args) -> dict[int | str, Any]:
         stored[lanes[:8] ^ 3] = four[2].T
         result[:, 8:] = stored.view(np.uint32)
     return {1: out}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "matrix_moves",
-        kernel("matrix_moves", ("u64 in", "u64 out"), _BODY, arch="compute_90"),
-        (3,),
-        (64,),
-        _make,
-        _expect,
-        arch="compute_90",
-        covers=frozenset({"ldmatrix", "stmatrix", "movmatrix"}),
-    ),
-)

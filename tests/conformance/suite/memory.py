@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-from .ptx_text import kernel
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -66,6 +67,15 @@ def _widths_make(rng: Rng) -> Args:
     return [slots]
 
 
+@CASES.ptx(
+    "memory_widths",
+    "u64 slots",
+    _WIDTHS_BODY,
+    2,
+    56,
+    _widths_make,
+    "ld.global st.global vector-access",
+)
 def _widths_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.repeat(args[0][:, :1], _SLOTS, axis=1)}
 
@@ -97,6 +107,15 @@ def _spaces_make(rng: Rng) -> Args:
     return [_words(rng, 4 * 64), np.zeros(4 * 64, np.uint32)]
 
 
+@CASES.ptx(
+    "memory_spaces",
+    "u64 first, u64 second",
+    _SPACES_BODY,
+    2,
+    32,
+    _spaces_make,
+    "ld.shared ld.local vector-access",
+)
 def _spaces_expect(args: Args) -> dict[int | str, Any]:
     return {1: args[0].reshape(-1, 4)[:, ::-1].ravel().copy()}
 
@@ -145,6 +164,15 @@ def _qualifiers_make(rng: Rng) -> Args:
     return [_words(rng, 96), np.zeros((96, len(_STORES)), np.uint32)]
 
 
+@CASES.ptx(
+    "memory_qualifiers",
+    "u64 first, u64 second",
+    _qualifier_body(),
+    3,
+    32,
+    _qualifiers_make,
+    "ld.volatile ld.acquire st.release membar fence ld.nc",
+)
 def _qualifiers_expect(args: Args) -> dict[int | str, Any]:
     weights = sum(2 * k + 1 for k in range(len(_LOADS)))
     base = args[0] * np.uint32(weights)
@@ -207,6 +235,16 @@ def _generic_make(rng: Rng) -> Args:
     return [np.zeros((3 * 56, 2), np.uint32), np.zeros(1, np.uint32)]
 
 
+@CASES.ptx(
+    "generic_addressing",
+    "u64 out, u64 total",
+    _GENERIC_BODY,
+    3,
+    56,
+    _generic_make,
+    "cvta isspacep generic",
+    declarations=_GENERIC_DECLARATIONS,
+)
 def _generic_expect(args: Args) -> dict[int | str, Any]:
     i = np.arange(3 * 56, dtype=np.uint32)
     which = i % 56 % 4
@@ -265,6 +303,21 @@ def _variables_make(rng: Rng) -> Args:
     return [np.zeros((34, 16), np.uint32)]
 
 
+@CASES.ptx(
+    "module_variables",
+    "u64 out",
+    _VARIABLES_BODY,
+    17,
+    2,
+    _variables_make,
+    "initialisers module-symbol common weak block.2",
+    symbols={
+        "feeble": np.array([9], np.uint32),
+        "shared_by_all": np.array([123], np.uint32),
+        "flipped": np.array([2.0], np.float32),
+    },
+    declarations=_VARIABLES,
+)
 def _variables_expect(args: Args) -> dict[int | str, Any]:
     def real(x: float) -> int:
         return int(np.float32(x).view(np.uint32))
@@ -309,84 +362,17 @@ def _offsets_make(rng: Rng) -> Args:
     return [_words(rng, 3 * 120), np.zeros(3 * 120, np.uint32)]
 
 
+@CASES.ptx(
+    "memory_offsets",
+    "u64 in, u64 out",
+    _OFFSETS_BODY,
+    3,
+    120,
+    _offsets_make,
+    "bar.sync shared.address32",
+)
 def _offsets_expect(args: Args) -> dict[int | str, Any]:
     rows = args[0].reshape(3, 120)
     total = rows.copy()
     total[:, 1:] += rows[:, :-1]
     return {1: (total ^ rows[:, :1]).ravel()}
-
-
-def _case(
-    name: str, source: str, grid: int, block: int, make: Any, expect: Any, **rest: Any
-) -> Case:
-    return Case(name, source, (grid,), (block,), make, expect, **rest)
-
-
-_TWO = ("u64 first", "u64 second")
-
-CASES: tuple[Case, ...] = (
-    _case(
-        "memory_widths",
-        kernel("memory_widths", ("u64 slots",), _WIDTHS_BODY),
-        2,
-        56,
-        _widths_make,
-        _widths_expect,
-        covers=frozenset({"ld.global", "st.global", "vector-access"}),
-    ),
-    _case(
-        "memory_spaces",
-        kernel("memory_spaces", _TWO, _SPACES_BODY),
-        2,
-        32,
-        _spaces_make,
-        _spaces_expect,
-        covers=frozenset({"ld.shared", "ld.local", "vector-access"}),
-    ),
-    _case(
-        "memory_qualifiers",
-        kernel("memory_qualifiers", _TWO, _qualifier_body()),
-        3,
-        32,
-        _qualifiers_make,
-        _qualifiers_expect,
-        covers=frozenset({"ld.volatile", "ld.acquire", "st.release", "membar", "fence", "ld.nc"}),
-    ),
-    _case(
-        "generic_addressing",
-        kernel(
-            "generic_addressing",
-            ("u64 out", "u64 total"),
-            _GENERIC_BODY,
-            declarations=_GENERIC_DECLARATIONS,
-        ),
-        3,
-        56,
-        _generic_make,
-        _generic_expect,
-        covers=frozenset({"cvta", "isspacep", "generic"}),
-    ),
-    _case(
-        "module_variables",
-        kernel("module_variables", ("u64 out",), _VARIABLES_BODY, declarations=_VARIABLES),
-        17,
-        2,
-        _variables_make,
-        _variables_expect,
-        symbols={
-            "feeble": np.array([9], np.uint32),
-            "shared_by_all": np.array([123], np.uint32),
-            "flipped": np.array([2.0], np.float32),
-        },
-        covers=frozenset({"initialisers", "module-symbol", "common", "weak", "block.2"}),
-    ),
-    _case(
-        "memory_offsets",
-        kernel("memory_offsets", ("u64 in", "u64 out"), _OFFSETS_BODY),
-        3,
-        120,
-        _offsets_make,
-        _offsets_expect,
-        covers=frozenset({"bar.sync", "shared.address32"}),
-    ),
-)

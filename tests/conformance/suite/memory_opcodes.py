@@ -51,7 +51,7 @@ def _memory_case(
         block=_BLOCK,
         arch=f"compute_{arch}",
         version="8.8" if arch == "100" else "8.6",
-        covers=frozenset(covers),
+        covers=" ".join(covers),
         declarations=_DECLARATIONS,
         before=_PLACES,
     )

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -42,6 +44,15 @@ def _generations_make(rng: Rng) -> Args:
     return [np.zeros(64, np.int32)]
 
 
+@CASES.cuda(
+    "generations",
+    GENERATIONS,
+    16,
+    4,
+    _generations_make,
+    "state-outlives-launch module-symbol nctaid atom.inc",
+    launches=3,
+)
 def _generations_expect(args: Args) -> dict[int | str, Any]:
     # Every block reads "generation" before it counts itself, and the last to count raises it.
     i = np.arange(64, dtype=np.int32)
@@ -77,6 +88,15 @@ def _flag_make(rng: Rng) -> Args:
     return [rng.integers(0, 60, 500).astype(np.int32), np.int32(500)]
 
 
+@CASES.cuda(
+    "error_flag",
+    ERROR_FLAG,
+    16,
+    32,
+    _flag_make,
+    "state-outlives-launch module-symbol",
+    symbols={"limit": np.array([50], np.int32)},
+)
 def _flag_expect(args: Args) -> dict[int | str, Any]:
     bad = np.flatnonzero(args[0] > 50)
     return {
@@ -124,6 +144,7 @@ def _heap_make(rng: Rng) -> Args:
     return [rng.integers(0, 12, n).astype(np.int32), np.zeros(n, np.int64), np.int32(n)]
 
 
+@CASES.cuda("device_heap", HEAP, 5, 32, _heap_make, "malloc generic")
 def _heap_expect(args: Args) -> dict[int | str, Any]:
     out = []
     for i, length in enumerate(args[0].tolist()):
@@ -181,6 +202,7 @@ def _print_output(args: Args) -> list[str]:
     return [*lines, "no arguments", "1 2", "3"]
 
 
+@CASES.cuda("print_all", PRINT, 3, 8, _print_make, "printf", output=_print_output)
 def _unchanged(args: Args) -> dict[int | str, Any]:
     return {}
 
@@ -207,57 +229,6 @@ def _assert_make(rng: Rng) -> Args:
     return [rng.integers(0, 1000, 300).astype(np.int32), np.zeros(300, np.int32), np.int32(300)]
 
 
+@CASES.cuda("assertions", ASSERT, 10, 32, _assert_make, "assert trap")
 def _assert_expect(args: Args) -> dict[int | str, Any]:
     return {1: args[0] // 2}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "generations",
-        GENERATIONS,
-        (16,),
-        (4,),
-        _generations_make,
-        _generations_expect,
-        launches=3,
-        covers=frozenset({"state-outlives-launch", "module-symbol", "nctaid", "atom.inc"}),
-    ),
-    Case(
-        "error_flag",
-        ERROR_FLAG,
-        (16,),
-        (32,),
-        _flag_make,
-        _flag_expect,
-        symbols={"limit": np.array([50], np.int32)},
-        covers=frozenset({"state-outlives-launch", "module-symbol"}),
-    ),
-    Case(
-        "device_heap",
-        HEAP,
-        (5,),
-        (32,),
-        _heap_make,
-        _heap_expect,
-        covers=frozenset({"malloc", "generic"}),
-    ),
-    Case(
-        "print_all",
-        PRINT,
-        (3,),
-        (8,),
-        _print_make,
-        _unchanged,
-        output=_print_output,
-        covers=frozenset({"printf"}),
-    ),
-    Case(
-        "assertions",
-        ASSERT,
-        (10,),
-        (32,),
-        _assert_make,
-        _assert_expect,
-        covers=frozenset({"assert", "trap"}),
-    ),
-)

@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import AddressOf, Case, Hidden, Struct
+from .case import AddressOf, Hidden, Struct
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -58,6 +61,9 @@ def _scalars_make(rng: Rng) -> Args:
     ]
 
 
+@CASES.cuda(
+    "scalar_parameters", SCALARS, 2, 2, _scalars_make, "parameter.bool parameter.narrow block.2"
+)
 def _scalars_expect(args: Args) -> dict[int | str, Any]:
     row = [float(a) for a in args[:7]]
     row += [float(int(args[7]) >> 20), float(int(args[8]) >> 20), 1.25, -1e300]
@@ -89,6 +95,7 @@ def _structs_make(rng: Rng) -> Args:
     return [four, struct.pack("<fi", 1.5, 1001), mixed, np.zeros(96)]
 
 
+@CASES.cuda("struct_parameters", STRUCTS, 3, 32, _structs_make, "parameter.struct")
 def _structs_expect(args: Args) -> dict[int | str, Any]:
     tag, scale, o0, o1, o2, mask, *big = struct.unpack(_MIXED, args[2])
     i = np.arange(96)
@@ -143,6 +150,7 @@ def _copy_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, 14).astype(np.uint32).tobytes(), np.zeros(120, np.uint32)]
 
 
+@CASES.cuda("struct_local_copy", LOCAL_COPY, 1, 120, _copy_make, "parameter.struct local-array")
 def _copy_expect(args: Args) -> dict[int | str, Any]:
     out = []
     for i in range(120):
@@ -187,6 +195,14 @@ def _pointers_make(rng: Rng) -> Args:
             Hidden(np.zeros(n, np.float32)), more, table]  # fmt: skip
 
 
+@CASES.cuda(
+    "pointer_parameters",
+    POINTERS,
+    5,
+    32,
+    _pointers_make,
+    "parameter.null parameter.pointer-in-struct",
+)
 def _pointers_expect(args: Args) -> dict[int | str, Any]:
     data, more = args[4].array, args[6].array
     result = data.astype(np.float32) * np.float32(2) + np.float32(0.25)
@@ -212,6 +228,16 @@ def _nothing(rng: Rng) -> Args:
     return []
 
 
+@CASES.cuda(
+    "no_parameters",
+    NO_PARAMETERS,
+    23,
+    56,
+    _nothing,
+    "parameter.none module-symbol",
+    counts="symbol",
+    symbols={"factor": np.array([5], np.int32)},
+)
 def _no_parameters_expect(args: Args) -> dict[int | str, Any]:
     i = np.arange(23 * 56, dtype=np.int32)
     return {"squares": 5 * i * i}
@@ -220,71 +246,20 @@ def _no_parameters_expect(args: Args) -> dict[int | str, Any]:
 _MAKE_4096, _EXPECT_4096 = _large(1024)
 _MAKE_32000, _EXPECT_32000 = _large(8000)
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "scalar_parameters",
-        SCALARS,
-        (2,),
-        (2,),
-        _scalars_make,
-        _scalars_expect,
-        covers=frozenset({"parameter.bool", "parameter.narrow", "block.2"}),
-    ),
-    Case(
-        "struct_parameters",
-        STRUCTS,
-        (3,),
-        (32,),
-        _structs_make,
-        _structs_expect,
-        covers=frozenset({"parameter.struct"}),
-    ),
-    Case(
-        "struct_4096",
-        LARGE.format(count=1024, name="struct_4096"),
-        (6,),
-        (96,),
-        _MAKE_4096,
-        _EXPECT_4096,
-        covers=frozenset({"parameter.struct"}),
-    ),
-    Case(
-        "struct_32000",
-        LARGE.format(count=8000, name="struct_32000"),
-        (6,),
-        (96,),
-        _MAKE_32000,
-        _EXPECT_32000,
-        arch="compute_90",
-        covers=frozenset({"parameter.struct", "parameter.large"}),
-    ),
-    Case(
-        "struct_local_copy",
-        LOCAL_COPY,
-        (1,),
-        (120,),
-        _copy_make,
-        _copy_expect,
-        covers=frozenset({"parameter.struct", "local-array"}),
-    ),
-    Case(
-        "pointer_parameters",
-        POINTERS,
-        (5,),
-        (32,),
-        _pointers_make,
-        _pointers_expect,
-        covers=frozenset({"parameter.null", "parameter.pointer-in-struct"}),
-    ),
-    Case(
-        "no_parameters",
-        NO_PARAMETERS,
-        (23,),
-        (56,),
-        _nothing,
-        _no_parameters_expect,
-        counts="symbol",
-        symbols={"factor": np.array([5], np.int32)},
-        covers=frozenset({"parameter.none", "module-symbol"}),
-    ),
-)
+CASES.cuda(
+    "struct_4096",
+    LARGE.format(count=1024, name="struct_4096"),
+    6,
+    96,
+    _MAKE_4096,
+    "parameter.struct",
+)(_EXPECT_4096)
+CASES.cuda(
+    "struct_32000",
+    LARGE.format(count=8000, name="struct_32000"),
+    6,
+    96,
+    _MAKE_32000,
+    "parameter.struct parameter.large",
+    arch="compute_90",
+)(_EXPECT_32000)

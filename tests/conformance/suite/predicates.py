@@ -209,7 +209,7 @@ CASES: tuple[Case, ...] = (
             _integer_ops(bits, signed),
             (f"{'i' if signed else 'u'}{bits // 8}",) * 2,
             operands(bits, signed, 2, rows=60),
-            covers=frozenset({"setp", "set", "selp"}),
+            covers="setp set selp",
         )
         for bits in (16, 32, 64)
         for signed in (True, False)
@@ -222,7 +222,7 @@ CASES: tuple[Case, ...] = (
             partial(_patterns, FORMATS[t]),
             before=_ALWAYS,
             arch="compute_90" if t.endswith("16") else "compute_75",
-            covers=frozenset({"setp", "set", "slct", "ftz", "nan"}),
+            covers="setp set slct ftz nan",
         )
         for t, further in (
             ("f16", _half_ops()),
@@ -237,6 +237,6 @@ CASES: tuple[Case, ...] = (
         ("i4", "i4"),
         operands(32, True, 2, rows=60),
         block=56,
-        covers=frozenset({"predicates"}),
+        covers="predicates",
     ),
 )

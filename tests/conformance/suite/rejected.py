@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, ExpectedForm
+from .case import ExpectedForm
+from .cases import Cases
 from .ptx_text import header, kernel
+
+CASES = Cases()
 
 Args = list[Any]
 
@@ -83,57 +86,32 @@ _MISSING_BODY = """
 """
 
 
-def _make(*buffers: int) -> Any:
-    return lambda rng: [np.zeros(n, np.uint32) for n in buffers]
-
-
 def _nothing(args: Args) -> dict[int | str, Any]:
     return {}
 
 
-def _refused(
-    name: str,
-    source: str,
-    buffers: tuple[int, ...],
-    word: str,
-    form: ExpectedForm = "rejected",
-) -> Case:
-    return Case(
+def _refuse(
+    name: str, source: str, buffers: tuple[int, ...], word: str, form: ExpectedForm = "rejected"
+) -> None:
+    CASES.cuda(
         name,
         source,
-        (2,),
-        (32,),
-        _make(*buffers),
-        _nothing,
-        forms=frozenset(),
+        2,
+        32,
+        lambda rng: [np.zeros(n, np.uint32) for n in buffers],
+        f"rejected.{word}",
+        forms="",
         expected_form=form,
         rejection=word,
-        covers=frozenset({f"rejected.{word}"}),
-    )
+    )(_nothing)
 
 
-CASES: tuple[Case, ...] = (
-    _refused(
-        "reads_texture",
-        kernel("reads_texture", ("u64 image", "u64 out"), _TEXTURE_BODY),
-        (1, 64),
-        "texture",
-    ),
-    _refused(
-        "writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,), "texture"
-    ),
-    _refused("matrix_unit", _WMMA, (64, 32, 128), "tensor-core", "persistent"),
-    _refused("launches_from_device", _DEVICE_LAUNCH, (64,), "unresolved-external"),
-    _refused(
-        "calls_missing",
-        kernel(
-            "calls_missing",
-            ("u64 out",),
-            _MISSING_BODY,
-            declarations=".extern .func (.param .b32 r) somewhere_else();",
-        ),
-        (64,),
-        "unresolved-external",
-    ),
-)
-"""Refused by every device, but ``matrix_unit`` only by those without tensor cores."""
+_EXTERNAL = ".extern .func (.param .b32 r) somewhere_else();"
+_refuse("reads_texture", kernel("reads_texture", ("u64 image", "u64 out"), _TEXTURE_BODY), (1, 64),
+        "texture")  # fmt: skip
+_refuse("writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,), "texture")
+# Refused by devices without tensor cores only.
+_refuse("matrix_unit", _WMMA, (64, 32, 128), "tensor-core", "persistent")
+_refuse("launches_from_device", _DEVICE_LAUNCH, (64,), "unresolved-external")
+_refuse("calls_missing", kernel("calls_missing", ("u64 out",), _MISSING_BODY,
+                                declarations=_EXTERNAL), (64,), "unresolved-external")  # fmt: skip

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
 from .ptx_text import header
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -49,6 +51,15 @@ def _dynamic_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values), np.int32(400)]
 
 
+@CASES.cuda(
+    "dynamic_and_static",
+    DYNAMIC_AND_STATIC,
+    10,
+    96,
+    _dynamic_make,
+    "shared.dynamic shared.static bar.sync",
+    shared=1600,
+)
 def _dynamic_expect(args: Args) -> dict[int | str, Any]:
     k = np.arange(400)
     return {1: (args[0][:, ::-1] + (k & 7) + (k % 3 - 1) + 10 * (k % 8) + 1600).astype(np.int32)}
@@ -104,6 +115,15 @@ def _aliases_make(rng: Rng) -> Args:
     return [np.zeros((12, 64), np.uint32)]
 
 
+@CASES.cuda(
+    "extern_aliases",
+    _ALIASES,
+    12,
+    64,
+    _aliases_make,
+    "shared.dynamic shared.alias bar.sync",
+    shared=256,
+)
 def _aliases_expect(args: Args) -> dict[int | str, Any]:
     block, t = np.mgrid[0:12, 0:64]
     word = block * 1000 + t
@@ -131,6 +151,7 @@ def _large_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, (6, 768)).astype(np.uint32)]
 
 
+@CASES.cuda("large_shared", LARGE_SHARED, 6, 768, _large_make, "shared.static block.768 bar.sync")
 def _large_expect(args: Args) -> dict[int | str, Any]:
     out = np.zeros_like(args[0])
     k = np.arange(10_000, dtype=np.uint32)
@@ -194,6 +215,7 @@ def _copy_make(rng: Rng) -> Args:
     return [_integers(rng, (7, 5, 128)), np.zeros((7, 128), np.int32), np.int32(5)]
 
 
+@CASES.cuda("copy_async", COPY_ASYNC, 7, 64, _copy_make, "cp.async bar.sync", arch="compute_80")
 def _copy_expect(args: Args) -> dict[int | str, Any]:
     data = args[0].copy()
     for thread in range(56, 64):
@@ -247,6 +269,7 @@ def _mbarrier_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values)]
 
 
+@CASES.cuda("mbarrier_phases", MBARRIER, 6, 96, _mbarrier_make, "mbarrier", arch="compute_90")
 def _mbarrier_expect(args: Args) -> dict[int | str, Any]:
     v = args[0]
     for _ in range(4):
@@ -280,67 +303,6 @@ def _volatile_make(rng: Rng) -> Args:
     return [_integers(rng, (8, 4, 32)).astype(np.float32), np.zeros((8, 4), np.float32)]
 
 
+@CASES.cuda("volatile_warp", VOLATILE_WARP, 8, 128, _volatile_make, "ld.volatile bar.warp.sync")
 def _volatile_expect(args: Args) -> dict[int | str, Any]:
     return {1: args[0].sum(axis=2)}
-
-
-CASES: tuple[Case, ...] = (
-    Case(
-        "dynamic_and_static",
-        DYNAMIC_AND_STATIC,
-        (10,),
-        (96,),
-        _dynamic_make,
-        _dynamic_expect,
-        shared=1600,
-        covers=frozenset({"shared.dynamic", "shared.static", "bar.sync"}),
-    ),
-    Case(
-        "extern_aliases",
-        _ALIASES,
-        (12,),
-        (64,),
-        _aliases_make,
-        _aliases_expect,
-        shared=256,
-        covers=frozenset({"shared.dynamic", "shared.alias", "bar.sync"}),
-    ),
-    Case(
-        "large_shared",
-        LARGE_SHARED,
-        (6,),
-        (768,),
-        _large_make,
-        _large_expect,
-        covers=frozenset({"shared.static", "block.768", "bar.sync"}),
-    ),
-    Case(
-        "copy_async",
-        COPY_ASYNC,
-        (7,),
-        (64,),
-        _copy_make,
-        _copy_expect,
-        arch="compute_80",
-        covers=frozenset({"cp.async", "bar.sync"}),
-    ),
-    Case(
-        "mbarrier_phases",
-        MBARRIER,
-        (6,),
-        (96,),
-        _mbarrier_make,
-        _mbarrier_expect,
-        arch="compute_90",
-        covers=frozenset({"mbarrier"}),
-    ),
-    Case(
-        "volatile_warp",
-        VOLATILE_WARP,
-        (8,),
-        (128,),
-        _volatile_make,
-        _volatile_expect,
-        covers=frozenset({"ld.volatile", "bar.warp.sync"}),
-    ),
-)

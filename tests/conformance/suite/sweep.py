@@ -68,7 +68,7 @@ def sweep(
     block: int = 96,
     arch: str = "compute_75",
     version: str = "8.0",
-    covers: frozenset[str] = frozenset(),
+    covers: str = "",
     declarations: str = "",
     before: str = "",
     expected_form: ExpectedForm = "persistent",
@@ -83,7 +83,7 @@ def sweep(
         block: threads of a task block.
         arch: the target.
         version: the PTX ISA version that the module declares.
-        covers: see `Case`.
+        covers: words; see `Case`.
         declarations: module-level PTX before the entry.
         before: PTX to run once before the ops, after the inputs are loaded.
         expected_form: see `Case`.
@@ -113,7 +113,7 @@ def sweep(
         make,
         expect,
         arch=arch,
-        covers=covers,
+        covers=frozenset(covers.split()),
         expected_form=expected_form,
         opcodes=True,
         labels=(*"abcd"[: len(inputs)], "rows", *(" ".join(op.text.split()) for op in ops)),

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .cases import Cases
 from .integers import operands
-from .ptx_text import kernel
 from .sweep import Op, integer_op, sweep
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -98,6 +99,15 @@ def _moves_make(rng: Rng) -> Args:
     return [data, np.zeros((112, len(_MOVES) + 1, 16), np.uint8)]
 
 
+@CASES.ptx(
+    "spelled_moves",
+    "u64 in, u64 out",
+    _moves_body(),
+    2,
+    56,
+    _moves_make,
+    "ld.nc vector-access ld.local generic",
+)
 def _moves_expect(args: Args) -> dict[int | str, Any]:
     data, out = args[0], np.zeros_like(args[1])
     local = data.copy()
@@ -125,6 +135,16 @@ _CONSTANT_BODY = """
 """
 
 
+@CASES.ptx(
+    "spelled_constants",
+    "u64 out",
+    _CONSTANT_BODY,
+    4,
+    32,
+    lambda rng: [np.zeros(128)],
+    "constant-bank",
+    declarations=_DECLARED_CONSTANT,
+)
 def _constant_expect(args: Args) -> dict[int | str, Any]:
     factors = np.array([1.5, -0.25, 4.0])
     return {0: factors[np.arange(args[0].size) % 3] * -0.25 + 1}
@@ -191,6 +211,15 @@ def _atomics_make(rng: Rng) -> Args:
     return [np.array([row[1] for row in _ATOMICS], np.uint32), np.zeros(5 * 56, np.uint32)]
 
 
+@CASES.ptx(
+    "spelled_atomics",
+    "u64 words, u64 seen",
+    _atomics_body(),
+    5,
+    56,
+    _atomics_make,
+    "atom.global atom.scope atom.shared",
+)
 def _atomics_expect(args: Args) -> dict[int | str, Any]:
     n = args[1].size
     words = np.array([after(n) % 2**32 for _, _, after in _ATOMICS], np.uint32)
@@ -236,34 +265,7 @@ _TRAILING_RELU = [
     integer_op("min.s16x2.relu d, a, b;", "u4", _halves(min)),
 ]
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "spelled_moves",
-        kernel("spelled_moves", ("u64 in", "u64 out"), _moves_body()),
-        (2,),
-        (56,),
-        _moves_make,
-        _moves_expect,
-        covers=frozenset({"ld.nc", "vector-access", "ld.local", "generic"}),
-    ),
-    Case(
-        "spelled_constants",
-        kernel("spelled_constants", ("u64 out",), _CONSTANT_BODY, declarations=_DECLARED_CONSTANT),
-        (4,),
-        (32,),
-        lambda rng: [np.zeros(128)],
-        _constant_expect,
-        covers=frozenset({"constant-bank"}),
-    ),
-    Case(
-        "spelled_atomics",
-        kernel("spelled_atomics", ("u64 words", "u64 seen"), _atomics_body()),
-        (5,),
-        (56,),
-        _atomics_make,
-        _atomics_expect,
-        covers=frozenset({"atom.global", "atom.scope", "atom.shared"}),
-    ),
+CASES += (
     sweep(
         "spelled_selections",
         [
@@ -276,6 +278,6 @@ CASES: tuple[Case, ...] = (
         ("i4", "i4"),
         operands(32, True, 2),
         arch="compute_90",
-        covers=frozenset({"selp", "relu"}),
+        covers="selp relu",
     ),
 )

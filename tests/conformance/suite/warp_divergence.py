@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Satisfies
+from .case import Satisfies
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -48,6 +51,17 @@ def _parted_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values)]
 
 
+# lanes go around collectives of others
+@CASES.cuda(
+    "votes_parted",
+    PARTED,
+    5,
+    64,
+    _parted_make,
+    "vote.sync shfl.sync mask.ballot",
+    forms="unmodified sliced",
+    expected_form="sliced",
+)
 def _parted_expect(args: Args) -> dict[int | str, Any]:
     warps = args[0].reshape(-1, 32)
     out = np.zeros_like(warps)
@@ -84,6 +98,9 @@ def _partial_make(rng: Rng) -> Args:
     return [values, np.zeros((9, 56, 2), np.int32)]
 
 
+@CASES.cuda(
+    "partial_warp", PARTIAL_WARP, 9, 56, _partial_make, "shfl.sync vote.sync block.partial-warp"
+)
 def _partial_expect(args: Args) -> dict[int | str, Any]:
     out = np.zeros((9, 56, 2), np.int32)
     for part in (slice(0, 32), slice(32, 56)):
@@ -124,6 +141,17 @@ def _aggregate_make(rng: Rng) -> Args:
     return [values, np.zeros(1, np.uint32), blank, blank.copy()]
 
 
+@CASES.cuda(
+    "aggregate",
+    AGGREGATE,
+    7,
+    96,
+    _aggregate_make,
+    "activemask lanemask shfl.sync",
+    deterministic=False,
+    forms="unmodified sliced",
+    expected_form="sliced",
+)
 def _aggregate_expect(args: Args) -> dict[int | str, Any]:
     wanted = np.flatnonzero(args[0] > 0)
 
@@ -170,59 +198,24 @@ def _exit_expect(args: Args) -> dict[int | str, Any]:
     return {1: out}
 
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "votes_parted",
-        PARTED,
-        (5,),
-        (64,),
-        _parted_make,
-        _parted_expect,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",  # lanes go around collectives of others
-        covers=frozenset({"vote.sync", "shfl.sync", "mask.ballot"}),
+CASES.cuda(
+    "exit_before_shuffle",
+    EXIT_BEFORE_SHUFFLE.replace("NAME", "exit_before_shuffle").replace(
+        "MASK", "__ballot_sync(0xffffffffu, i < n)"
     ),
-    Case(
-        "partial_warp",
-        PARTIAL_WARP,
-        (9,),
-        (56,),
-        _partial_make,
-        _partial_expect,
-        covers=frozenset({"shfl.sync", "vote.sync", "block.partial-warp"}),
-    ),
-    Case(
-        "aggregate",
-        AGGREGATE,
-        (7,),
-        (96,),
-        _aggregate_make,
-        _aggregate_expect,
-        deterministic=False,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",
-        covers=frozenset({"activemask", "lanemask", "shfl.sync"}),
-    ),
-    Case(
-        "exit_before_shuffle",
-        EXIT_BEFORE_SHUFFLE.replace("NAME", "exit_before_shuffle").replace(
-            "MASK", "__ballot_sync(0xffffffffu, i < n)"
-        ),
-        (6,),
-        (96,),
-        _exit_make,
-        _exit_expect,
-        covers=frozenset({"shfl.sync", "exit-before-collective", "mask.ballot"}),
-    ),
-    Case(
-        "exit_before_full_mask",
-        EXIT_BEFORE_SHUFFLE.replace("NAME", "exit_before_full_mask").replace("MASK", "0xffffffffu"),
-        (6,),
-        (96,),
-        _exit_make,
-        _exit_expect,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",  # the mask names lanes that have left
-        covers=frozenset({"shfl.sync", "exit-before-collective"}),
-    ),
-)
+    6,
+    96,
+    _exit_make,
+    "shfl.sync exit-before-collective mask.ballot",
+)(_exit_expect)
+# the mask names lanes that have left
+CASES.cuda(
+    "exit_before_full_mask",
+    EXIT_BEFORE_SHUFFLE.replace("NAME", "exit_before_full_mask").replace("MASK", "0xffffffffu"),
+    6,
+    96,
+    _exit_make,
+    "shfl.sync exit-before-collective",
+    forms="unmodified sliced",
+    expected_form="sliced",
+)(_exit_expect)

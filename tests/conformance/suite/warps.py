@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Within
-from .ptx_text import kernel
+from .case import Within
+from .cases import Cases
+
+CASES = Cases()
 
 Args = list[Any]
 Rng = np.random.Generator
@@ -78,6 +80,7 @@ def _shuffle_make(rng: Rng) -> Args:
     return [values, np.zeros((4, 96, len(_SHUFFLES), 2), np.uint32)]
 
 
+@CASES.ptx("shuffles", "u64 in, u64 out", _shuffle_body(), 4, 96, _shuffle_make, "shfl.sync")
 def _shuffle_expect(args: Args) -> dict[int | str, Any]:
     values, out = args[0].reshape(-1, 32), np.zeros((12, 32, len(_SHUFFLES), 2), np.uint32)
     for warp in range(12):
@@ -123,6 +126,9 @@ def _ballot(bits: Array) -> int:
     return sum(1 << int(k) for k in np.flatnonzero(bits))
 
 
+@CASES.cuda(
+    "votes", VOTES, 5, 64, _votes_make, "vote.sync match.sync shfl.sync mask.match mask.ballot"
+)
 def _votes_expect(args: Args) -> dict[int | str, Any]:
     warps = args[0].reshape(-1, 32)
     out = np.zeros((warps.shape[0], 32, 8), np.uint32)
@@ -212,6 +218,16 @@ _ELECT_BODY = """
 """
 
 
+@CASES.ptx(
+    "election",
+    "u64 out",
+    _ELECT_BODY,
+    4,
+    32,
+    lambda rng: [np.zeros(128, np.uint32)],
+    "elect.sync",
+    arch="compute_90",
+)
 def _elect_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.ones_like(args[0])}
 
@@ -247,69 +263,31 @@ def _welford_make(rng: Rng) -> Args:
     return [rng.normal(5, 2, (14, 101)), np.zeros((14, 2)), np.int32(101)]
 
 
+@CASES.cuda("welford", WELFORD, 14, 32, _welford_make, "shfl.sync float.f64")
 def _welford_expect(args: Args) -> dict[int | str, Any]:
     x = args[0]
     return {1: Within(np.stack([x.mean(axis=1), x.var(axis=1)], axis=1), rtol=1e-12)}
 
 
-CASES: tuple[Case, ...] = (
-    Case(
-        "shuffles",
-        kernel("shuffles", ("u64 in", "u64 out"), _shuffle_body()),
-        (4,),
-        (96,),
-        _shuffle_make,
-        _shuffle_expect,
-        covers=frozenset({"shfl.sync"}),
-    ),
-    Case(
-        "votes",
-        VOTES,
-        (5,),
-        (64,),
-        _votes_make,
-        _votes_expect,
-        covers=frozenset({"vote.sync", "match.sync", "shfl.sync", "mask.match", "mask.ballot"}),
-    ),
-    Case(
-        "warp_reductions",
-        kernel("warp_reductions", ("u64 in", "u64 out"), _redux_body(False), arch="compute_90"),
-        (3,),
-        (64,),
-        _redux_make,
-        _redux_expect,
-        arch="compute_90",
-        covers=frozenset({"redux.sync"}),
-    ),
-    Case(
-        "reductions_parted",
-        kernel("reductions_parted", ("u64 in", "u64 out"), _redux_body(True), arch="compute_90"),
-        (3,),
-        (64,),
-        _redux_make,
-        lambda args: _redux_expect(args, parted=True),
-        arch="compute_90",
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",
-        covers=frozenset({"redux.sync"}),
-    ),
-    Case(
-        "election",
-        kernel("election", ("u64 out",), _ELECT_BODY, arch="compute_90"),
-        (4,),
-        (32,),
-        lambda rng: [np.zeros(128, np.uint32)],
-        _elect_expect,
-        arch="compute_90",
-        covers=frozenset({"elect.sync"}),
-    ),
-    Case(
-        "welford",
-        WELFORD,
-        (14,),
-        (32,),
-        _welford_make,
-        _welford_expect,
-        covers=frozenset({"shfl.sync", "float.f64"}),
-    ),
-)
+CASES.ptx(
+    "warp_reductions",
+    "u64 in, u64 out",
+    _redux_body(False),
+    3,
+    64,
+    _redux_make,
+    "redux.sync",
+    arch="compute_90",
+)(_redux_expect)
+CASES.ptx(
+    "reductions_parted",
+    "u64 in, u64 out",
+    _redux_body(True),
+    3,
+    64,
+    _redux_make,
+    "redux.sync",
+    arch="compute_90",
+    forms="unmodified sliced",
+    expected_form="sliced",
+)(lambda args: _redux_expect(args, parted=True))
