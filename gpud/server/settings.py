@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 from gpud.config import Config
 from gpud.core.settings import Settings
-from gpud.device.host.native_messages import MOST_TRIES
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument, MissingDependency
+from gpud.processes.culprits import MOST_TRIES
 from gpud.server.hosts.gpu_detection import check_gpu, has_gpu
 from gpud.server.hosts.interface import HostLimits
 from gpud.server.state.arenas import MemoryLimits
@@ -37,13 +37,13 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
         InvalidArgument: a value is out of range.
     """
     return Settings(
+        max_jobs_per_session=config.max_jobs_per_session,
         policy=config.policy,
         offline_floor=config.offline_floor,
         hold_ns=config.hold_ns,
         rebalance_hold_ns=config.rebalance_hold_ns,
         rebalance_limit=config.rebalance_limit,
         grace_ns=config.grace_ns,
-        max_jobs_per_session=config.max_jobs_per_session,
         debug=validate,
     )
 

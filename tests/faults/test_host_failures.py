@@ -103,7 +103,7 @@ async def test_a_host_that_is_killed_at_any_moment(world: World) -> None:
         good = load.outcomes - before
         assert set(good) <= {"done", "job-cancelled"}, "whatever it was, it is over"
         assert set(load.outcomes) <= {"done", "job-cancelled", "device-lost"}
-        assert not device._quarantine._banned, "nobody is to blame for signals from outside"
+        assert not device._quarantine._culprits, "nobody is to blame for signals from outside"
     finally:
         load.close()
 

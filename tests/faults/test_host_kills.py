@@ -28,4 +28,4 @@ async def test_a_host_that_is_killed_at_random_moments_under_load() -> None:
         world.daemon.runner.scheduler.validate()
         device = world.daemon.devices[0]
         assert device.restarts > KILLS
-        assert not device._quarantine._banned
+        assert not device._quarantine._culprits

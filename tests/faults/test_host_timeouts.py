@@ -12,9 +12,10 @@ import pytest_asyncio
 
 from gpud.device.host import messages as hm
 from gpud.errors import ProtocolError
+from gpud.processes.culprits import MOST_TRIES
 from gpud.server.daemon import Daemon
 from gpud.server.hosts.interface import HostLimits
-from gpud.server.hosts.quarantine import MOST_TRIALS, Quarantine
+from gpud.server.hosts.quarantine import Quarantine
 from gpud.server.hosts.validation import check_reply
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.wire import messages as wm
@@ -165,10 +166,10 @@ async def test_who_compiles_for_ever_costs_the_others_one_host(
     await until(lambda: host.jobs)
     host.run()
     assert (await client.finished(2)).state == "done"
-    assert (len(trials), device.restarts) == (MOST_TRIALS, 1)
+    assert (len(trials), device.restarts) == (MOST_TRIES, 1)
     refused = await hostile.refused(lambda r: wm.Measure(r, slow, 0, (32, 1, 1), 0))
     assert refused["code"] == "compile"
-    assert (len(trials), device.restarts) == (MOST_TRIALS, 1), "it is not tried again"
+    assert (len(trials), device.restarts) == (MOST_TRIES, 1), "it is not tried again"
     for trial in trials:
         trial.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gpud.server.hosts.fair_queue import FairQueue
+from gpud.server.hosts.task_turns import TaskTurns
 from gpud.server.ipc.stream import MESSAGES_PER_TURN
 from gpud.server.state import arenas as arenas_module
 from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
@@ -319,7 +319,7 @@ def test_quotas_add_up() -> None:
 
 
 def test_turns() -> None:
-    queue = FairQueue()
+    queue = TaskTurns()
     order: list[str] = []
     open_: dict[str, Callable[[], None]] = {}
 

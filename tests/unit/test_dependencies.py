@@ -23,12 +23,13 @@ SAME = (  # for all devices
 )  # fmt: skip
 BELOW_STATE = (
     "gpud.units", "gpud.errors", "gpud.config", "gpud.wire", "gpud.core", "gpud.compiler",
-    "gpud.device.host.messages", "gpud.telemetry",
+    "gpud.processes", "gpud.device.host.messages", "gpud.telemetry",
 )  # fmt: skip
 LAYERS = ("gpud.server.ipc", "gpud.server.state", "gpud.server.hosts")  # of the server
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
     "gpud.errors": ("gpud.units",),
+    "gpud.processes": ("gpud.errors",),
     "gpud.wire": ("gpud.units", "gpud.errors", "msgpack"),
     "gpud.core": ("gpud.units", "gpud.errors", "gpud.wire.field_types"),
     "gpud.compiler": ("gpud.units", "gpud.errors"),
@@ -40,7 +41,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
-    "gpud.device.host": (*BELOW_DEVICES, "gpud.device", "gpud.wire", "gpud.core.commands", "numpy"),
+    "gpud.device.host": (
+        *BELOW_DEVICES,
+        "gpud.device",
+        "gpud.processes",
+        "gpud.wire",
+        "gpud.core.commands",
+        "numpy",
+    ),
     "gpud.device.cpu": (*BELOW_DEVICES, *SAME, "llvmlite", "numpy"),
     "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),

@@ -4,17 +4,16 @@ Problem: LLVM cannot be interrupted. If it ran in the device host, one user's ke
 loops for ever, takes all memory or crashes would end all jobs there.
 
 Approach: a child process (`gpud.device.host.native_compile_process`) compiles one kernel at a
-time. If it exceeds the time limit it is killed, and the request fails. If it dies by itself,
-something else may have killed it: so the kernel is tried once more, in a new process.
+time. If it exceeds the time limit it is killed. Who is to blame for its end, and when to try
+again, is decided by `gpud.processes.culprits`; a kernel that is blamed is refused from then on,
+because all sessions' kernels wait here for each other.
 
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
-    not_again: a kernel that failed so is refused from then on, without another try;
     once: a kernel that is loaded again is not compiled again: the last `_KEPT_BYTES` of machine
         code are cached;
-    no_false_blame: a process that does not start is no kernel's fault, and none is refused for it;
-    small: of a refused kernel only a digest and the message are kept, of the last `_MOST_KNOWN`; a
-        process compiles `_MOST_KERNELS` and is replaced, since LLVM keeps some memory for each.
+    small: of a refused kernel only a digest and the message are kept; a process compiles
+        `_MOST_KERNELS` and is replaced, since LLVM keeps some memory for each.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
-    MOST_TRIES,
     NATIVE_PROTOCOL,
     Failed,
     Make,
 )
-from gpud.errors import CompileError, InternalError, from_wire
+from gpud.errors import CompileError, GpudError, InternalError, from_wire
 from gpud.errors.base import shorten
+from gpud.processes.culprits import Culprits, Verdict
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND", "NativeCompiler"]
 
-_MOST_KNOWN = 256
 _MOST_KERNELS = 500
 _KEPT_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
@@ -70,7 +68,7 @@ class NativeCompiler:
         self._arguments = ("--memory-bytes", str(memory_bytes), *arguments)
         self._lock = threading.Lock()
         self._running: _NativeProcess | None = None
-        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self._culprits: Culprits[bytes] = Culprits()
         self._made: OrderedDict[bytes, CompileResult] = OrderedDict()
         self._made_bytes = 0
 
@@ -84,46 +82,56 @@ class NativeCompiler:
         """
         digest = hashlib.sha256(repr(wanted).encode()).digest()
         with self._lock:
-            known = self._refused.get(digest)
-            if known is not None:
-                raise CompileError(known)
+            refusal = self._culprits.refusal(digest)
+            if refusal is not None:
+                raise from_wire(refusal.to_wire())
             made = self._made.get(digest)
             if made is not None:
                 self._made.move_to_end(digest)
                 return made
-            why = ""
-            for left in reversed(range(MOST_TRIES)):
+            while True:
                 try:
                     made = self._ready().make(wanted)
-                    self._keep(digest, made)
-                    return made
                 except _NotStarted as error:
                     self._end()
-                    if left and error.ended:  # something else may have killed it
-                        continue
-                    raise InternalError(
-                        f"the process that makes machine code {error}; submit the job again, and "
-                        "if that does not help, see the daemon's log",
-                        stage="starting a process for machine code",
-                    ) from None
+                    if self._culprits.ended(None, too_long=not error.ended) is Verdict.CANNOT_RUN:
+                        raise InternalError(
+                            f"the process that makes machine code {error}; submit the job again, "
+                            "and if that does not help, see the daemon's log",
+                            stage="starting a process for machine code",
+                        ) from None
                 except TimeoutError:
                     self._end()
-                    why = (
+                    self._culprits.ended(digest, too_long=True)
+                    self._refuse(
+                        digest,
+                        wanted,
                         f"took longer than {self._limit_s:g} s and was ended; make the kernel "
-                        "smaller, or raise compile_timeout in the daemon's configuration"
+                        "smaller, or raise compile_timeout in the daemon's configuration",
                     )
-                    break
                 except ConnectionError:
-                    why = (
-                        f"ended the process that does it ({_described(self._end())}); it may have "
-                        "run out of memory: compile_memory_bytes in the daemon's configuration"
-                    )
-            x, y, z = wanted.block
-            what = f"compiling {shorten(wanted.entry)} for blocks of {x} x {y} x {z} {why}"
-            self._refused[digest] = what
-            if len(self._refused) > _MOST_KNOWN:
-                self._refused.popitem(last=False)
-            raise CompileError(what)
+                    status = _described(self._end())
+                    if self._culprits.ended(digest) is Verdict.BLAME:
+                        self._refuse(
+                            digest,
+                            wanted,
+                            f"ended the process that does it ({status}); it may have run out of "
+                            "memory: compile_memory_bytes in the daemon's configuration",
+                        )
+                except GpudError:
+                    self._culprits.answered(digest)
+                    raise
+                else:
+                    self._culprits.answered(digest)
+                    self._keep(digest, made)
+                    return made
+
+    def _refuse(self, digest: bytes, wanted: CompileRequest, why: str) -> NoReturn:
+        x, y, z = wanted.block
+        what = f"compiling {shorten(wanted.entry)} for blocks of {x} x {y} x {z} {why}"
+        error = CompileError(what)
+        self._culprits.refuse(digest, error)
+        raise error from None
 
     def warm_up(self) -> None:
         """Start the process, without waiting for it: the first request finds it running."""

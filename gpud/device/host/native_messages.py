@@ -11,15 +11,12 @@ from typing import Annotated, Any, NamedTuple
 from gpud.wire.field_types import blob, listed, optional, plain, text, uint
 from gpud.wire.message_table import MessageTable, Sender
 
-__all__ = ["MAX_FRAME_BYTES", "MOST_TRIES", "NATIVE_PROTOCOL", "Failed", "Made", "Make", "Ready"]
+__all__ = ["MAX_FRAME_BYTES", "NATIVE_PROTOCOL", "Failed", "Made", "Make", "Ready"]
 
 NATIVE_PROTOCOL = MessageTable("native", 1)
 """Every message of the link by code and by class."""
 
 MAX_FRAME_BYTES = 1 << 28
-
-MOST_TRIES = 2
-"""Processes that try to compile one kernel: something else may have killed the first."""
 
 _host = NATIVE_PROTOCOL.message(Sender.CLIENT)
 _process = NATIVE_PROTOCOL.message(Sender.DAEMON)

@@ -3,7 +3,7 @@
 Problem: mapping or copying much memory takes seconds. Meanwhile jobs must start and small copies of
 other sessions must be made.
 
-Approach: every command goes to a queue of `gpud.device.host.fair_queue`: copies to their session's,
+Approach: every command goes to `gpud.device.host.command_thread`: copies in their session's turn,
 opening and closing of arenas to a common one. Large parts are committed, released and copied in
 pieces, one piece a step.
 
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpud.device.host import messages as m
-from gpud.device.host.fair_queue import FairQueue
+from gpud.device.host.command_thread import CommandThread
 from gpud.device.host.link import Link
 from gpud.device.interface import Arena, Device
 from gpud.errors import DeviceLost, GpudError, InvalidArgument, UnknownName
@@ -74,8 +74,8 @@ class SessionMemory:
         self._guarded = guarded
         self._has_jobs = has_jobs
         self._arenas: dict[int, _Arena] = {}
-        self._queues = FairQueue("map", guarded, self._session_gone)
-        put = self._queues.put
+        self._thread = CommandThread("map", guarded, self._session_gone)
+        put = self._thread.put
         self.handlers: dict[type, Handler] = {
             m.OpenArena: self._queue_open,
             m.Ping: lambda command: put(_ARENAS, self._ping, command),
@@ -92,16 +92,16 @@ class SessionMemory:
 
     def close_session(self, command: m.CloseArena) -> None:
         """Drop a session's pending copies, and queue the unmapping of its arena."""
-        for copy in self._queues.drop(command.session, lambda one: isinstance(one, _COPIES)):
+        for copy in self._thread.drop(command.session, lambda one: isinstance(one, _COPIES)):
             self._guarded(self._session_gone, copy)
-        self._queues.put(_ARENAS, self._close_arena, command)
+        self._thread.put(_ARENAS, self._close_arena, command)
 
     # -- arenas: on the mapping thread
 
     def _queue_open(self, command: m.OpenArena) -> None:
         # The descriptor is taken now: the next one belongs to another command.
         open_arena = partial(self._open_arena, self._link.take_descriptor())
-        self._queues.put(_ARENAS, open_arena, command)
+        self._thread.put(_ARENAS, open_arena, command)
 
     def _open_arena(self, descriptor: int | None, command: m.OpenArena) -> None:
         try:

@@ -9,7 +9,7 @@ from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
 from gpud.server.hosts.compile_process import Source
 from gpud.server.hosts.devices import Devices
-from gpud.server.hosts.fair_queue import FairQueue
+from gpud.server.hosts.task_turns import TaskTurns
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.modules import CompiledProgram, Module, Modules
 from gpud.server.state.session import Session
@@ -36,7 +36,7 @@ class ProgramRequests:
         max_message_bytes: the largest message.
 
     Attributes:
-        measuring: the queue of kernels to compile on devices, fair by device and user.
+        measuring: the turns of devices' users at having kernels compiled there.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ProgramRequests:
         arenas: Arenas,
         max_message_bytes: int,
     ) -> None:
-        self.measuring = FairQueue()
+        self.measuring = TaskTurns()
         self._devices = devices
         self._compiler = compiler
         self._modules = modules

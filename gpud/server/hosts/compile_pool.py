@@ -5,8 +5,10 @@ such sources must not keep another's from being compiled.
 
 Approach: a process compiles one program at a time. The front tracks which, kills the process
 when the program's time is over, and when a process ends it answers the program's clients and starts
-another process. Users take turns, and each has at most one program under way, so that a second
-process is left for other users; it is started when it is first needed.
+another process. Users take turns (`gpud.processes.fair_order`), and each has at most one program
+under way, so that a second process is left for other users; it is started when it is first needed.
+A program that is blamed for its process's end (`gpud.processes.culprits`) is not refused for good:
+who requests it again delays no other user by it, and the machine may have more memory by then.
 
 Terms:
     request (`Source`): everything that a result depends on; equal requests that are pending at the
@@ -35,6 +37,8 @@ from collections.abc import Callable
 from gpud.compiler.process.messages import CompileDone, CompileFailed
 from gpud.compiler.program import Program
 from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
+from gpud.processes.culprits import Culprits, Verdict
+from gpud.processes.fair_order import FairOrder
 from gpud.server.hosts.compile_process import CompileProcess, Source
 from gpud.server.ipc.child_process import ENDED
 from gpud.server.ipc.stream import Outbox
@@ -44,7 +48,6 @@ __all__ = ["CompilePool", "CompileWaiter"]
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
-_MOST_IDLE_ENDS = 3  # processes in a row that ended without a program
 _ABANDONED_S = 1.0  # starting a process takes as long as compiling some programs
 
 OnCompiled = Callable[[CompiledProgram | None, GpudError | None], None]
@@ -104,13 +107,12 @@ class CompilePool:
         self._cached: OrderedDict[Source, CompiledProgram] = OrderedDict()
         self._cached_bytes = 0
         self._waiting: dict[Source, dict[CompileWaiter, None]] = {}  # queued and under way
-        self._queues: OrderedDict[int, OrderedDict[Source, None]] = OrderedDict()  # in turns
+        self._order: FairOrder[int, Source] = FairOrder()  # by user
         self._processes: list[CompileProcess] = []
         self._leaving: set[asyncio.Task[None]] = set()
-        self._suspected: set[Source] = set()  # being compiled when a process ended
+        self._culprits: Culprits[Source] = Culprits()
         self._closed = False
         self.compiled = 0
-        self._idle_ends = 0
 
     def prestart(self) -> None:
         """Start a process before the first request."""
@@ -130,7 +132,7 @@ class CompilePool:
         waiter.on_cancelled = lambda: self._cancelled(source, waiter)
         self._waiting.setdefault(source, {})[waiter] = None
         if not any(process.source == source for process in self._processes):
-            self._queue_of(waiter.user)[source] = None
+            self._order.put(waiter.user, source)
         self._dispatch()
 
     def describe(self) -> str:
@@ -163,43 +165,21 @@ class CompilePool:
         """Give each idle process a program, or start one more process."""
         if self._closed:
             return
-        while self._queues:
-            busy = {process.user for process in self._processes if process.source is not None}
-            user = next((user for user in self._queues if user not in busy), None)
-            if user is None:
-                return
-            source = self._take_next(user)
-            if source is None:
+        while (turn := self._order.take()) is not None:
+            user, source = turn
+            under_way = any(process.source == source for process in self._processes)
+            if under_way or source not in self._waiting:
+                self._order.done(user, keeps_turn=True)
                 continue
             process = next((one for one in self._processes if one.idle), None)
             if process is None:
-                self._requeue(user, source)
+                self._order.put_back(user, source, keeps_turn=True)
                 if not any(one.starting for one in self._processes):
                     self._start_process()
                 return
-            self._queues.move_to_end(user)
             process.compile(
                 source, user, self._cache_dir, self._timeout_s, bounds_checks=self._bounds_checks
             )
-
-    def _take_next(self, user: int) -> Source | None:
-        """Dequeue the user's next source that has waiters and is not under way."""
-        queue = self._queues[user]
-        while queue:
-            source, _ = queue.popitem(last=False)
-            wanted = source in self._waiting
-            if wanted and not any(process.source == source for process in self._processes):
-                return source
-        del self._queues[user]
-        return None
-
-    def _queue_of(self, user: int) -> OrderedDict[Source, None]:
-        return self._queues.setdefault(user, OrderedDict())
-
-    def _requeue(self, user: int, source: Source) -> None:
-        queue = self._queue_of(user)
-        queue[source] = None
-        queue.move_to_end(source, last=False)
 
     def _cancelled(self, source: Source, waiter: CompileWaiter) -> None:
         """Drop a waiter, and its request if it was the last one."""
@@ -208,11 +188,8 @@ class CompilePool:
         if waiters:
             return
         self._waiting.pop(source, None)
-        self._suspected.discard(source)
-        for user, queue in list(self._queues.items()):
-            queue.pop(source, None)
-            if not queue:
-                del self._queues[user]
+        self._culprits.answered(source)
+        self._order.remove_all(source)
         for process in self._processes:
             if process.source == source:
                 self._outbox.loop.call_later(_ABANDONED_S, self._end_abandoned, process, source)
@@ -261,25 +238,26 @@ class CompilePool:
                 f"the compiler crashed on this program: its process {reason}; it may have run out "
                 "of memory: compile_memory_bytes in the daemon's configuration"
             )
-        if source is None:
-            self._idle_ends += 1
-        elif too_long or source in self._suspected:
-            self._answer(source, None, problem)
-        elif source in self._waiting:
-            self._suspected.add(source)
-            self._requeue(process.user, source)
-        if self._idle_ends < _MOST_IDLE_ENDS:
-            self._dispatch()
-            return
-        # The processes had no program, so processes cannot run here at all.
-        self._idle_ends = 0
-        problem = CompileError(f"the compile process does not start: it {reason}; see gpud doctor")
-        for waiting in list(self._waiting):
-            self._answer(waiting, None, problem)
+        verdict = self._culprits.ended(source, too_long=too_long)
+        if source is not None:
+            if verdict is Verdict.TRY_AGAIN and source in self._waiting:
+                self._order.put_back(process.user, source, keeps_turn=True)
+            else:
+                self._order.done(process.user)
+                self._answer(source, None, problem)
+        elif verdict is Verdict.CANNOT_RUN:
+            problem = CompileError(
+                f"the compile process does not start: it {reason}; see gpud doctor"
+            )
+            for waiting in list(self._waiting):
+                self._answer(waiting, None, problem)
+        self._dispatch()
 
-    def _on_answer(self, source: Source, message: CompileDone | CompileFailed) -> None:
+    def _on_answer(
+        self, process: CompileProcess, source: Source, message: CompileDone | CompileFailed
+    ) -> None:
         self.compiled += 1
-        self._idle_ends = 0
+        self._order.done(process.user)
         if isinstance(message, CompileFailed):
             self._answer(source, None, from_wire(message.error))
         else:
@@ -300,7 +278,7 @@ class CompilePool:
     def _answer(
         self, source: Source, program: CompiledProgram | None, error: GpudError | None
     ) -> None:
-        self._suspected.discard(source)
+        self._culprits.answered(source)
         for waiter in self._waiting.pop(source, ()):
             if waiter.cancelled:
                 continue

@@ -45,7 +45,7 @@ class CompileProcess:
         outbox: of the event loop.
         arguments: of the process.
         on_ready: called once, when it has become idle.
-        on_answer: called with the program's source and the result; it is idle then.
+        on_answer: called with itself, the program's source and the result; it is idle then.
         on_end: called once when it has ended, with the reason, and whether its program took too
             long; ``source`` is the program that it was compiling.
 
@@ -61,7 +61,7 @@ class CompileProcess:
         arguments: Sequence[str],
         *,
         on_ready: Callable[[], None],
-        on_answer: Callable[[Source, CompileDone | CompileFailed], None],
+        on_answer: Callable[[CompileProcess, Source, CompileDone | CompileFailed], None],
         on_end: Callable[[CompileProcess, str, bool], None],
     ) -> None:
         self.source: Source | None = None
@@ -166,7 +166,7 @@ class CompileProcess:
         self._stop_timer()
         source, self.source = self.source, None
         if source is not None:
-            self._on_answer(source, message)
+            self._on_answer(self, source, message)
 
     def _on_end(self, reason: str) -> None:
         self._stop_timer()

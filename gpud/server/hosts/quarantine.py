@@ -7,14 +7,16 @@ are killed from outside.
 
 Approach: the compilation under way is suspected, not blamed. When it is next requested, a separate
 host is started that does only this compilation. If that host survives, the kernel is cleared and
-goes to the real host; if two such hosts do not, the kernel is refused from then on.
+goes to the real host; if those that `gpud.processes.culprits` grants it do not, the kernel is
+refused from then on. A trial host that cannot be started is not started again, but the case
+cleared: here, unlike where there is only one kind of process, the real host can still try it.
 
 Terms: a *case* is the input of a compilation: the program's text, and for a kernel its block shape;
 a *trial* is a separate host that compiles one case.
 
 Properties:
     no_false_blame: a case is refused only for hosts that were lost while they ran nothing else;
-    bounded: a case costs the real host once, and `MOST_TRIALS` trials;
+    bounded: a case costs the real host once, and `MOST_TRIES` trials;
     one_answer: every request about a case is answered once;
     digests_only: of a program that is not being tried, only a digest is kept.
 """
@@ -31,18 +33,17 @@ from typing import Any, NamedTuple
 from gpud.device.host import messages as hm
 from gpud.errors import CompileError, GpudError
 from gpud.errors.base import shorten
+from gpud.processes.culprits import MOST_KEPT, MOST_TRIES, Culprits, Verdict
 from gpud.server.ipc.child_process import ENDED, ChildProcess
 from gpud.server.ipc.stream import Outbox
 
-__all__ = ["MOST_TRIALS", "Case", "Quarantine"]
+__all__ = ["Case", "Quarantine"]
 
 _LOG = logging.getLogger(__name__)
-_MOST_CASES = 256
 _START_S = 60.0
 _END_S = 2.0
-MOST_TRIALS = 2
 
-Verdict = Callable[[GpudError | None], None]
+OnVerdict = Callable[[GpudError | None], None]
 
 
 class Case(NamedTuple):
@@ -94,37 +95,37 @@ class Quarantine:
         self._start = start
         self._limit_s = limit_s
         # Keyed by `Case.digest`.
-        self._banned: OrderedDict[Case, CompileError] = OrderedDict()
-        self._suspected: OrderedDict[Case, list[Verdict]] = OrderedDict()
+        self._culprits: Culprits[Case] = Culprits()
+        self._suspected: OrderedDict[Case, list[OnVerdict]] = OrderedDict()
         self._trials: set[asyncio.Task[None]] = set()
         self._hosts: list[ChildProcess] = []
 
     def suspect(self, case: Case, reason: str) -> None:
         """Suspect a case: the host was lost while it compiled it."""
         key = case.digest
-        if self._start is None or key in self._suspected or key in self._banned:
+        if self._start is None or key in self._suspected or self._culprits.refusal(key):
             return
         _LOG.warning("%s: its host %s while it was %s", self._what, reason, case)
         self._suspected[key] = []
-        if len(self._suspected) > _MOST_CASES:
+        if len(self._suspected) > MOST_KEPT:
             oldest = next(iter(self._suspected))
             if not self._suspected[oldest]:
                 del self._suspected[oldest]
 
-    def ask(self, case: Case, verdict: Verdict) -> None:
-        """Call ``verdict`` with None if the case may be compiled, else with the error.
+    def ask(self, case: Case, on_verdict: OnVerdict) -> None:
+        """Call ``on_verdict`` with None if the case may be compiled, else with the error.
 
         The call is immediate unless the case is suspected; then it follows the trials.
         """
-        if not self._banned and not self._suspected:
-            verdict(None)
+        if not self._culprits and not self._suspected:
+            on_verdict(None)
             return
         key = case.digest
-        banned, waiting = self._banned.get(key), self._suspected.get(key)
-        if banned is not None or waiting is None:
-            verdict(banned)
+        refusal, waiting = self._culprits.refusal(key), self._suspected.get(key)
+        if refusal is not None or waiting is None:
+            on_verdict(refusal)
             return
-        waiting.append(verdict)
+        waiting.append(on_verdict)
         if len(waiting) == 1:
             task = asyncio.ensure_future(self._run_trials(case))
             self._trials.add(task)
@@ -145,23 +146,21 @@ class Quarantine:
     # -- trials
 
     async def _run_trials(self, case: Case) -> None:
-        error: GpudError | None = None
-        reason: str | None = None
-        for trial in range(1, MOST_TRIALS + 1):
-            reason = await self._run_trial(case)
-            if reason is None or self._start is None:
+        key, error = case.digest, None
+        while (reason := await self._run_trial(case)) is not None and self._start is not None:
+            _LOG.warning("%s: a trial of %s: the host %s", self._what, case, reason)
+            if self._culprits.ended(key) is not Verdict.TRY_AGAIN:
+                error = CompileError(
+                    f"{case} ends the device's host: tried {MOST_TRIES} times in one of its own, "
+                    f"it {reason}; the daemon does not try it again until it is restarted. Change "
+                    "the kernel, and report this"
+                )
+                self._culprits.refuse(key, error)
                 break
-            _LOG.warning("%s: trial %d of %s: the host %s", self._what, trial, case, reason)
         else:
-            error = self._banned[case.digest] = CompileError(
-                f"{case} ends the device's host: tried {MOST_TRIALS} times in one of its own, it "
-                f"{reason}; the daemon does not try it again until it is restarted. Change the "
-                "kernel, and report this"
-            )
-            if len(self._banned) > _MOST_CASES:
-                self._banned.popitem(last=False)
-        for verdict in self._suspected.pop(case.digest, ()):
-            verdict(error)
+            self._culprits.answered(key)
+        for on_verdict in self._suspected.pop(key, ()):
+            on_verdict(error)
 
     async def _run_trial(self, case: Case) -> str | None:
         """Compile the case in a separate host; returns how that ended, None if it survived."""

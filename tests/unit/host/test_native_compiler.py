@@ -89,16 +89,6 @@ def test_a_crash_is_tried_once_more_and_then_no_more(maker: NativeCompiler) -> N
         assert maker._running is None
 
 
-def test_the_last_refused_kernels_are_remembered(
-    maker: NativeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native_compiler, "_MOST_KNOWN", 1)
-    for more in ("", "bar.sync 0;"):
-        with pytest.raises(CompileError):
-            maker(wanted("llvm_segfaults", more))
-    assert len(maker._refused) == 1
-
-
 def test_a_process_is_replaced_after_so_many_kernels(
     maker: NativeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

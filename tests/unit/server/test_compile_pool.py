@@ -241,7 +241,7 @@ async def test_nothing_is_kept_of_those_who_have_gone(compiler: CompilePool) -> 
             waiter = CompileWaiter(user, answers)
             compiler.compile(source(name if name == "common" else f"{name}{user}"), waiter)
             waiter.cancel()
-    assert not compiler._queues
+    assert not compiler._order
     assert ", 0 waiting" in compiler.describe()
     last = CompileWaiter(1, answers)
     compiler.compile(source("last"), last)

@@ -10,7 +10,8 @@ import pytest
 
 from gpud.device.host import messages as hm
 from gpud.errors import CompileError, GpudError, InvalidArgument
-from gpud.server.hosts.quarantine import MOST_TRIALS, Case, Quarantine
+from gpud.processes.culprits import MOST_TRIES
+from gpud.server.hosts.quarantine import Case, Quarantine
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 from tests.fake_host.host import Behaviour, FakeHost
@@ -86,12 +87,12 @@ async def test_a_case_that_ends_its_trials_is_refused_from_then_on(command: int)
     await world.judged()
     assert isinstance(world.verdicts[0], CompileError)
     assert "compiling bad for blocks of 32 x 1 x 1 ends the device's host" in str(world.verdicts[0])
-    assert len(world.hosts) == MOST_TRIALS
+    assert len(world.hosts) == MOST_TRIES
     world.ask()
     assert world.verdicts[1] is world.verdicts[0]
     world.quarantine.suspect(BAD, "crashed")
     world.ask()
-    assert len(world.hosts) == MOST_TRIALS, "it is not tried again"
+    assert len(world.hosts) == MOST_TRIES, "it is not tried again"
     await world.close()
 
 
@@ -181,6 +182,6 @@ async def test_small() -> None:
     world.ask(large)
     await world.judged()
     assert isinstance(world.verdicts[0], CompileError)
-    assert [len(case.ptx) for case in world.quarantine._banned] == [64]
+    assert [len(case.ptx) for case in world.quarantine._culprits._refused] == [64]
     assert not world.quarantine._suspected
     await world.close()

@@ -1,4 +1,4 @@
-"""The fair queue: order, turns between sessions, and dropped commands."""
+"""The command thread: order, turns between sessions, and dropped commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpud.device.host.fair_queue import FairQueue
+from gpud.device.host.command_thread import CommandThread
 from tests.unit.cpu.device_helpers import until
 
 WAIT_S = 30
 
 
 class Case:
-    """A queue that records what it runs; the first command blocks its thread until `open`."""
+    """A thread that records what it runs; the first command blocks its thread until `open`."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -21,8 +21,8 @@ class Case:
         self.gone: list[str] = []
         self._gate = threading.Event()
         self._held = threading.Event()
-        self.queues = FairQueue("test", self._guarded, self.gone.append)
-        self.queues.put(0, self._hold, "gate")
+        self.thread = CommandThread("test", self._guarded, self.gone.append)
+        self.thread.put(0, self._hold, "gate")
         assert self._held.wait(WAIT_S)
 
     def _guarded(self, call: Callable[[Any], Any], command: Any) -> None:
@@ -53,35 +53,35 @@ class Case:
 
         def steps(command: str) -> Iterator[None]:
             self.done.append(command)
-            assert self.queues.drop(key, lambda one: one == command) == []
+            assert self.thread.drop(key, lambda one: one == command) == []
             yield
             self.done.append("it goes on")
 
         return steps
 
     def open(self) -> None:
-        """Let the thread go on, and wait until its queues are empty."""
+        """Let the thread go on, and wait until nothing waits."""
         over = threading.Event()
         self._gate.set()
-        self.queues.put(99, lambda _: over.set(), None)
+        self.thread.put(99, lambda _: over.set(), None)
         assert over.wait(WAIT_S)
-        until(lambda: not self.queues._queues)
+        until(lambda: not self.thread._order)
 
 
-def test_a_queue_keeps_its_order_and_queues_take_turns() -> None:
+def test_a_session_keeps_its_order_and_sessions_take_turns() -> None:
     case = Case()
     for key, handler, name in (
         (1, case.steps, "a"), (1, case.plain, "b"), (2, case.steps, "c"), (3, case.plain, "d"),
     ):  # fmt: skip
-        case.queues.put(key, handler, name)
+        case.thread.put(key, handler, name)
     case.open()
     assert case.done == ["a0", "c0", "d", "a1", "c1", "a2", "c2", "b"]
 
 
 def test_a_command_that_fails_is_over_and_the_rest_goes_on() -> None:
     case = Case()
-    case.queues.put(1, case.fails, "a")
-    case.queues.put(1, case.plain, "b")
+    case.thread.put(1, case.fails, "a")
+    case.thread.put(1, case.plain, "b")
     case.open()
     assert case.done == ["a", "b"]
     assert [str(error) for error in case.errors] == ["a"]
@@ -90,9 +90,9 @@ def test_a_command_that_fails_is_over_and_the_rest_goes_on() -> None:
 def test_a_dropped_command_is_not_executed() -> None:
     case = Case()
     for name in ("a", "b", "c"):
-        case.queues.put(1, case.plain, name)
-    assert case.queues.drop(1, lambda one: one != "b") == ["a", "c"]
-    assert case.queues.drop(7, lambda one: True) == []
+        case.thread.put(1, case.plain, name)
+    assert case.thread.drop(1, lambda one: one != "b") == ["a", "c"]
+    assert case.thread.drop(7, lambda one: True) == []
     case.open()
     assert case.done == ["b"]
     assert case.gone == []
@@ -100,8 +100,8 @@ def test_a_dropped_command_is_not_executed() -> None:
 
 def test_a_command_dropped_between_two_steps_is_reported() -> None:
     case = Case()
-    case.queues.put(1, case.drops(1), "a")
-    case.queues.put(1, case.plain, "b")
+    case.thread.put(1, case.drops(1), "a")
+    case.thread.put(1, case.plain, "b")
     case.open()
     assert case.done == ["a", "b"]
     assert case.gone == ["a"]

@@ -1,26 +1,28 @@
-"""Executes commands on one thread, round-robin over one queue for each session.
+"""Executes the commands of sessions on one thread, in steps; sessions take turns.
 
 Problem: copying a large array takes seconds, and another session's small one must not wait so long.
 
-Approach: each session has a *queue* of its commands. A command is executed in steps, and after each
-step it is the next queue's turn. A handler that is a generator ends a step with ``yield``; any
-other is one step.
+Approach: the order is that of `gpud.processes.fair_order`, and its parties are sessions. A command
+is executed in steps, and after each step it waits again. A handler that is a generator ends a step
+with ``yield``; any other is one step.
 
 Properties:
-* the commands of a queue are executed one after the other, in the order in which they came;
-* between two steps of a command at most one step of each other queue is executed;
-* a dropped command is not executed any further; it is returned by `FairQueue.drop` or, if it had
-  begun, passed to ``dropped``.
+    in_order: the commands of a session are executed one after the other, in the order in which they
+        came;
+    fair: between two steps of a command at most one step of each other session is executed;
+    dropped: a dropped command is not executed any further; it is returned by `CommandThread.drop`
+        or, if it had begun, passed to ``dropped``.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["FairQueue"]
+from gpud.processes.fair_order import FairOrder
+
+__all__ = ["CommandThread"]
 
 Handler = Callable[[Any], Iterator[None] | None]
 
@@ -46,7 +48,7 @@ class _Work:
             return
 
 
-class FairQueue:
+class CommandThread:
     """Executes commands on its own thread.
 
     Args:
@@ -64,54 +66,46 @@ class FairQueue:
     ) -> None:
         self._guarded = guarded
         self._dropped = dropped
-        self._queues: dict[int, deque[_Work]] = {}
-        # Keys of the queues with commands, except the one whose turn it is.
-        self._turns: deque[int] = deque()
+        self._order: FairOrder[int, _Work] = FairOrder()
+        self._current: tuple[int, _Work] | None = None  # whose step is being executed
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, key: int, handler: Handler, command: Any) -> None:
-        """Queue ``handler(command)`` behind all commands of the queue ``key``."""
+        """Queue ``handler(command)`` behind all commands of the session ``key``."""
         with self._changed:
-            queue = self._queues.get(key)
-            if queue is None:
-                queue = self._queues[key] = deque()
-                self._turns.append(key)
-                self._changed.notify()
-            queue.append(_Work(handler, command))
+            self._order.put(key, _Work(handler, command))
+            self._changed.notify()
 
     def drop(self, key: int, which: Callable[[Any], bool]) -> list[Any]:
-        """Drop the commands of a queue that ``which`` selects; returns those not begun yet."""
+        """Drop the commands of a session that ``which`` selects; returns those not begun yet."""
+        unbegun = []
         with self._changed:
-            queue = self._queues.get(key, deque())
-            dropped = [work for work in queue if which(work.command)]
-            for work in dropped:
-                work.dropped = True
-            return [work.command for work in dropped if not work.begun]
+            if self._current is not None and self._current[0] == key:
+                current = self._current[1]
+                current.dropped = current.dropped or which(current.command)
+            for work in self._order.waiting(key):
+                if which(work.command):
+                    work.dropped = True
+                    if not work.begun:
+                        self._order.remove(work, key)
+                        unbegun.append(work.command)
+        return unbegun
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._turns:
+                while (turn := self._order.take()) is None:
                     self._changed.wait()
-                key = self._turns.popleft()
-                queue = self._queues[key]
-                while queue and queue[0].dropped and not queue[0].begun:
-                    queue.popleft()
-                if not queue:
-                    del self._queues[key]
-                    continue
-                work = queue[0]
-                if not work.dropped:
-                    work.begun = True
+                self._current = key, work = turn
+                work.begun = True
             self._step(work)
             with self._changed:
+                self._current = None
                 if work.over:
-                    queue.popleft()
-                if queue:
-                    self._turns.append(key)
+                    self._order.done(key)
                 else:
-                    del self._queues[key]
+                    self._order.put_back(key, work)
 
     def _step(self, work: _Work) -> None:
         if work.dropped:
