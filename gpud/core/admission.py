@@ -17,13 +17,10 @@ from gpud.core.events import ResizeRequested
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
 from gpud.core.policy import Policy
-from gpud.core.session import SessionRecord
-from gpud.core.settings import Settings
 from gpud.errors import (
     AdmissionError,
     GpudError,
     InvalidArgument,
-    LimitExceeded,
     UnknownName,
 )
 from gpud.units import Partitions
@@ -58,21 +55,9 @@ def check_amounts(
 
 
 def check_submission(
-    job: JobRecord,
-    session: SessionRecord,
-    devices: Mapping[int, DeviceRecord],
-    policy: Policy,
-    settings: Settings,
+    job: JobRecord, devices: Mapping[int, DeviceRecord], policy: Policy
 ) -> GpudError | None:
     """Compute the sizes of a new job; return why it is refused, or None if it is accepted."""
-    most = settings.max_jobs_per_session
-    if len(session.jobs) >= most:
-        return LimitExceeded(
-            f"the session has {most} jobs that have not ended, as many as it may have; wait "
-            "for some, or raise max_jobs_per_session",
-            limit="max_jobs_per_session",
-            value=most,
-        )
     device = devices.get(job.device)
     if device is None:
         known = ", ".join(map(str, devices)) or "none"

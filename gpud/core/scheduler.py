@@ -170,7 +170,7 @@ class Scheduler:
                 "the daemon is shutting down and accepts no jobs; submit it again later"
             )
         else:
-            refusal = check_submission(job, session, self.devices, self.policy, self.settings)
+            refusal = check_submission(job, self.devices, self.policy)
         if refusal is not None:
             self.job_table.refuse(job, refusal)
             return

@@ -17,7 +17,6 @@ _LEAST = {
     "rebalance_hold_ns": 1,
     "rebalance_limit": 1,
     "grace_ns": 0,
-    "max_jobs_per_session": 1,
     "max_preparations": 1,
 }
 
@@ -37,7 +36,6 @@ class Settings:
             jobs.
         grace_ns: how long a job being ended may keep running before it is killed, or, if it is not
             killable or the kill has no effect, its device host is replaced.
-        max_jobs_per_session: the most unfinished jobs in one session.
         max_preparations: after how many hosts in a row that were lost while being prepared for a
             job the job fails.
         debug: check every invariant after every event. Slow.
@@ -52,7 +50,6 @@ class Settings:
     rebalance_hold_ns: int = 100_000_000
     rebalance_limit: int = 5
     grace_ns: int = 2_000_000_000
-    max_jobs_per_session: int = 100_000
     max_preparations: int = 3
     debug: bool = False
 

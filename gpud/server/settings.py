@@ -37,7 +37,6 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
         InvalidArgument: a value is out of range.
     """
     return Settings(
-        max_jobs_per_session=config.max_jobs_per_session,
         policy=config.policy,
         offline_floor=config.offline_floor,
         hold_ns=config.hold_ns,

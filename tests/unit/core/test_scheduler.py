@@ -478,20 +478,6 @@ def test_bad_submissions_fail_and_say_why(share: dict[str, object], text: str) -
     assert slices(driver.offline(2)) == [(2, 8)]
 
 
-def test_a_session_has_a_limited_number_of_jobs() -> None:
-    driver = Driver(8, max_jobs_per_session=2)
-    driver.open(2)
-    driver.offline(1)
-    driver.offline(2)
-    assert "max_jobs_per_session" in str(error(driver.offline(3)))
-    assert driver.state(2) == "waiting"
-    driver.submit(4, session=2)
-    assert driver.state(4) == "waiting"
-    driver.done(1)
-    driver.offline(5)
-    assert driver.state(5) == "waiting"
-
-
 # -- what the server reads -------------------------------------------------------------------------
 
 

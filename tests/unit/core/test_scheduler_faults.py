@@ -370,7 +370,6 @@ def test_time_does_not_go_back() -> None:
     [
         ({"hold_ns": -1}, "hold_ns must be 0 or more, not -1"),
         ({"grace_ns": -1}, "grace_ns must be 0 or more"),
-        ({"max_jobs_per_session": 0}, "max_jobs_per_session must be 1 or more"),
         ({"max_preparations": 0}, "max_preparations must be 1 or more"),
         ({"offline_floor": "many"}, "offline_floor: a share is written as"),
         ({"offline_floor": -1}, "offline_floor: a share must be greater than 0"),
