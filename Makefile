@@ -128,22 +128,24 @@ GPU_PYTHON ?= $(BIN)/python
 GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
 GPU_TESTS := conformance resizing bounds_checks faults
+# They may hang, so they are the last.
+GPU_LAST := partitions endless
 GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)
 GPU_FIGURES := waits rewrite_cost release_latency resize random_resizes shares
 GPU_SYSTEMS := gpud gpud_floor streams processes green
 # Only by name, and only where MPS may be used: they start an MPS control daemon, and end it.
 GPU_MPS := mps mps_limited
 
-.PHONY: gpu-there $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) $(GPU_FIGURES:%=gpu-bench-%)
+.PHONY: gpu-there $(GPU_TESTS:%=gpu-test-%) $(GPU_LAST:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) $(GPU_FIGURES:%=gpu-bench-%)
 .PHONY: $(GPU_SYSTEMS:%=gpu-bench-colocation-%) $(GPU_MPS:%=gpu-bench-colocation-%)
 
 gpu-there: $(GPU_INSTALL)
 	@$(GPU_PYTHON) bench/gpu/available.py
 
 # Each step takes less than ten minutes and can be run alone.
-gpu-test: $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) ## tests that need an NVIDIA GPU
+gpu-test: $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) $(GPU_LAST:%=gpu-test-%) ## tests that need an NVIDIA GPU
 
-$(GPU_TESTS:%=gpu-test-%): gpu-test-%: gpu-there
+$(GPU_TESTS:%=gpu-test-%) $(GPU_LAST:%=gpu-test-%): gpu-test-%: gpu-there
 	GPUD_RECORD=$* $(GPU_PYTEST) tests/gpu/test_$*.py
 
 $(GPU_CHECKS:%=gpu-sanitize-%): gpu-sanitize-%: gpu-there

@@ -17,7 +17,8 @@ THREADS = 1024
 class Work:
     """A job whose task blocks report their SM and wait at a gate."""
 
-    def __init__(self, device: Any, total: int, exclusive: int = 0) -> None:
+    def __init__(self, device: Any, total: int) -> None:
+        self._device = device
         self._door, self.gate = words(device, 2)
         self._places, self.where = words(device, total)
         self._out, _ = words(device, total * THREADS)
@@ -25,7 +26,12 @@ class Work:
         values = [pointer(one) for one in (self._door, self._places, self._out)]
         launch = LaunchSpec.of(kernel, "persistent", total, THREADS, values)
         self.occupancy: int = device.occupancy(kernel, (THREADS, 1, 1))
-        self.job = ResizableRun(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
+        self._sequence = device.prepare([launch])
+
+    def begin(self, exclusive: int = 0) -> None:
+        """Make the job."""
+        urgent = int(exclusive > 0)
+        self.job = ResizableRun(self._device, self._sequence, exclusive=exclusive, priority=urgent)
 
     def waiting(self) -> int:
         """How many task blocks wait at the gate."""
@@ -39,24 +45,31 @@ class Work:
 
 def alone_on_its_sms(device: Any, sms: int) -> None:
     """Give a job ``sms`` SMs exclusively that another job is on, and check where both run."""
+    # All is loaded before the first launch: a load may wait for blocks that wait for us.
     offline = Work(device, 16 * device.sms)
-    slots = device.sms * offline.occupancy
-    offline.job.resize(slots)
-    until(lambda: offline.waiting() == slots)
-    online = Work(device, sms * offline.occupancy, exclusive=sms)
-    offline.job.resize(slots - sms * offline.occupancy)
-    online.job.resize(sms * offline.occupancy)
-    offline.gate[0] = slots
-    until(lambda: online.waiting() == sms * offline.occupancy)
-    until(lambda: offline.waiting() == slots - sms * offline.occupancy)
-    alone = set(online.where.tolist())
-    assert len(alone) == sms
-    begun = int(offline.gate[1])
-    assert not alone & set(offline.where[slots:begun].tolist())
-    online.finish()
-    offline.job.resize(slots)
-    until(lambda: offline.waiting() == slots)
-    offline.finish()
+    online = Work(device, sms * offline.occupancy)
+    slots, own = device.sms * offline.occupancy, sms * online.occupancy
+    try:
+        offline.begin()
+        offline.job.resize(slots)
+        until(lambda: offline.waiting() == slots)
+        online.begin(exclusive=sms)
+        offline.job.resize(slots - sms * offline.occupancy)
+        online.job.resize(own)
+        offline.gate[0] = slots
+        until(lambda: online.waiting() == own)
+        until(lambda: offline.waiting() == slots - sms * offline.occupancy)
+        alone = set(online.where[:own].tolist())
+        assert len(alone) == sms
+        begun = int(offline.gate[1])
+        assert not alone & set(offline.where[slots:begun].tolist())
+        online.finish()
+        offline.job.resize(slots)
+        until(lambda: offline.waiting() == slots)
+        offline.finish()
+    finally:
+        for work in (offline, online):
+            work.gate[0] = OPEN
 
 
 @pytest.mark.gpu

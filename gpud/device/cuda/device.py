@@ -38,7 +38,8 @@ from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.arenas import Arenas
 from gpud.device.cuda.memory.pool import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.memory.quiescer import Quiescer
-from gpud.device.cuda.placement.partitioner import GreenContext, Partitioner
+from gpud.device.cuda.placement.green_context import GreenContext
+from gpud.device.cuda.placement.partitioner import Partitioner
 from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.program.occupancy import check_shape, measured
 from gpud.device.interface import Arrays, LaunchSpec
@@ -48,6 +49,9 @@ from gpud.errors import DeviceLost, InvalidArgument
 __all__ = ["CUDADevice"]
 
 _LEAST_CAPABILITY = 75
+
+_CLOSING_S = 60.0
+"""How long the last task blocks may take when the device is closed."""
 
 
 class CUDADevice:
@@ -150,7 +154,7 @@ class CUDADevice:
             undo.callback(self._context_maker.close)
             self._close = undo.pop_all()
         if watch:
-            context.watchdog.arm(self.launches.halt, self.watcher.wake)
+            context.watchdog.arm(self.launches.halt, self.watcher.wake, lambda: not watcher.busy)
             self.watcher.start()
 
     def _describe(self) -> None:
@@ -262,14 +266,23 @@ class CUDADevice:
     def close(self) -> None:
         """End all runs, wait for them, and free everything.
 
-        Unfinished runs do not call ``on_over``. This also waits for a kernel that never ends: a
-        device host ends its process instead.
+        Unfinished runs do not call ``on_over``.
+
+        Raises:
+            DeviceLost: a kernel does not end. Nothing was freed, as that would wait for it.
         """
         if not self._closed:
             self._closed = True
             self.watcher.close()
             self.watcher.end_all()
-            self.context.enter().call("cuCtxSynchronize")
+            waiting = SerialExecutor("wait for streams")
+            waiting.put(self._synchronize)
+            if not waiting.wait(0, _CLOSING_S):
+                raise DeviceLost(
+                    f"{self.name} still runs a kernel {_CLOSING_S:g} s after it was told to end; "
+                    "end the process"
+                )
+            waiting.close()
             self._close.close()
 
     def __enter__(self) -> CUDADevice:
@@ -279,6 +292,13 @@ class CUDADevice:
         self.close()
 
     # -- helpers
+
+    def _synchronize(self) -> None:
+        """Wait for all streams."""
+        driver = self.context.enter()
+        self.launches.synchronize()
+        self.launches.release.synchronize()
+        driver.call("cuStreamSynchronize", self.control_stream)
 
     def _check_open(self) -> None:
         """Raise RuntimeError if the device is closed."""

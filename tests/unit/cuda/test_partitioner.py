@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cuda.bindings.driver import CUresult
 
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cuda.device import CUDADevice
@@ -61,6 +62,26 @@ def test_the_sms_of_each_unit_are_found(sms: int, unit: int, most: int) -> None:
         device.partitioner.make()
         rest = device.partitioner.rest
         assert (0 if rest is None else rest.sms) == sms - most
+
+
+@pytest.mark.parametrize("function", ["cuEventCreate", "cuEventRecord"])
+def test_without_events_on_green_streams_there_are_no_partitions(function: str) -> None:
+    fake = SteppedDriver()
+    fake.fail(1, "INVALID_HANDLE", function)
+    with device_of(fake) as device:
+        assert device.partitions.step == 0
+        assert f"{function} failed: CUDA_ERROR_INVALID_HANDLE" in device.partitions.why
+        job = ResizableRun(device, launches(device, "p"))
+        job.resize(2)
+        drive(fake, device, job)
+
+
+def test_an_event_that_does_not_follow_a_green_stream_is_noticed() -> None:
+    fake = SteppedDriver()
+    fake.__dict__["cuEventQuery"] = lambda _: (CUresult.CUDA_ERROR_NOT_READY,)
+    with device_of(fake) as device:
+        del fake.__dict__["cuEventQuery"]
+        assert "do not follow streams of green contexts" in device.partitions.why
 
 
 def test_a_partition_is_given_up_whatever_the_driver_says() -> None:

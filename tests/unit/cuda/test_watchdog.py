@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.driver.machine_code import MachineCode
 from gpud.device.cuda.driver.watchdog import DriverWatchdog
 from gpud.device.cuda.execution.watcher import Watcher
@@ -193,7 +194,7 @@ def test_nothing_is_begun_while_a_call_is_stuck() -> None:
     with device_of(fake) as device:
         watchdog = impatient_watchdog(device)
         job, ended = (ResizableRun(device, launches(device, "p", total=20)) for _ in range(2))
-        with watchdog.blocking_call():
+        with watchdog.blocking_call("cuMemAlloc"):
             until(lambda: watchdog.stuck)
             job.resize(2)
             ended.resize(2)
@@ -212,7 +213,7 @@ def test_a_lost_device_fails_waiting_gangs() -> None:
     with device_of(fake) as device:
         watchdog = impatient_watchdog(device)
         job = ResizableRun(device, launches(device, "p", total=20))
-        with watchdog.blocking_call():
+        with watchdog.blocking_call("cuMemAlloc"):
             until(lambda: watchdog.stuck)
             job.resize(2)
         dead, fake.dead = fake.dead, fake._status("ILLEGAL_ADDRESS")
@@ -334,3 +335,64 @@ def test_no_kernel_changes_the_split_of_sm_memory(monkeypatch: pytest.MonkeyPatc
         assert found == {gate: 100, handles["persistent_a"]: 100, handles["sliced_c"]: 100}
         specs = [LaunchSpec(module.kernel("plain_e"), "unmodified", (1, 1, 1), (1, 1, 1), bytes(8))]
         assert device.prepare(specs).total == 1
+
+
+def test_a_limit_follows_what_the_call_takes_on_an_idle_device() -> None:
+    watchdog, idle, halted = DriverWatchdog(), [True], threading.Event()
+
+    def call(function: str, seconds: float, size: int = 0) -> None:
+        with watchdog.blocking_call(function, size):
+            time.sleep(seconds)
+
+    assert watchdog.limit_s("cuGreenCtxCreate") == 5e-3
+    call("cuGreenCtxCreate", 0.02)
+    call("cuMemHostAlloc", 0.004, 1 << 20)
+    assert 0.1 <= watchdog.limit_s("cuGreenCtxCreate") < 0.5
+    assert watchdog.limit_s("never called") == watchdog.limit_s("cuGreenCtxCreate")
+    small, large = (watchdog.limit_s("cuMemHostAlloc", size) for size in (1 << 10, 1 << 22))
+    assert 0.02 <= small < 0.25
+    assert large == pytest.approx(min(4 * small, 1.0))
+    assert watchdog.limit_s("cuMemHostAlloc", 1 << 40) == 1.0
+    watchdog.arm(halted.set, lambda: None, lambda: idle[0])
+    known = watchdog.limit_s("cuGreenCtxCreate")
+    call("cuGreenCtxCreate", 0.03)
+    assert not halted.is_set(), "within the limit"
+    assert watchdog.limit_s("cuGreenCtxCreate") > known, (
+        "calls on an idle device are timed later, too"
+    )
+    idle[0], known = False, watchdog.limit_s("cuMemHostAlloc", 1 << 20)
+    call("cuMemHostAlloc", 2 * known, 1 << 20)
+    assert halted.is_set()
+    assert watchdog.limit_s("cuMemHostAlloc", 1 << 20) == known, "it may have waited"
+
+
+def test_opening_a_device_times_the_calls_that_are_guarded_later() -> None:
+    with device_of(SteppedDriver()) as device:
+        timed = device.context.watchdog._longest
+        assert {
+            "cuMemAlloc", "cuMemHostAlloc", "cuModuleLoadDataEx", "cuFuncSetAttribute",
+            "cuStreamCreateWithPriority", "cuGreenCtxCreate",
+        } <= timed.keys()  # fmt: skip
+
+
+def test_a_device_with_an_endless_kernel_is_not_closed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+
+    class Hanging(SteppedDriver):
+        def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+            if name == "cuStreamSynchronize" and not ended.is_set() and self.resident:
+                ended.wait(_LONG_S)
+
+    monkeypatch.setattr("gpud.device.cuda.device._CLOSING_S", 0.05)
+    fake = Hanging()
+    device = CUDADevice(driver=Driver(fake), watch=False)
+    job = ResizableRun(device, launches(device, "w", total=2))
+    job.resize(2)
+    fake.run(3)
+    before = len(fake.calls)
+    with pytest.raises(DeviceLost, match=r"still runs a kernel 0\.05 s after"):
+        device.close()
+    assert set(fake.calls[before:]) == {"cuCtxSetCurrent", "cuStreamSynchronize"}
+    ended.set()

@@ -41,7 +41,7 @@ from gpud.device.cuda.execution.tracker import RunTracker
 from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import PendingBlocks
-from gpud.device.cuda.placement.partitioner import GreenContext
+from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.errors import GpudError
 
 __all__ = ["Launcher"]

@@ -30,7 +30,7 @@ from gpud.device.cuda.execution.tracker import RunTracker
 from gpud.device.cuda.launch.output import printed_text
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, PendingBlocks, SMUsage
-from gpud.device.cuda.placement.partitioner import GreenContext
+from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.errors import GpudError, InternalError
 
 __all__ = ["CUDARun"]

@@ -10,7 +10,8 @@ from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.memory.arenas import Arenas
 from gpud.device.cuda.memory.quiescer import Quiescer
-from gpud.device.cuda.placement.partitioner import GreenContext, Partitioner
+from gpud.device.cuda.placement.green_context import GreenContext
+from gpud.device.cuda.placement.partitioner import Partitioner
 
 __all__ = ["RunContext"]
 

@@ -31,7 +31,7 @@ from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.release_path import ReleasePath, Slot
 from gpud.device.cuda.launch.sequence import CUDASequence
-from gpud.device.cuda.placement.partitioner import GreenContext
+from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
 from gpud.errors import DeviceLost, GpudError
 
@@ -301,6 +301,12 @@ class ActiveLaunches:
         if launch.stream is not None:
             self.give_stream(launch.stream, urgent, launch.place)
 
+    def synchronize(self) -> None:
+        """Wait until nothing is on any stream: for ever, if a kernel never ends."""
+        driver = self._context.enter()
+        for stream in self._all_streams:
+            driver.call("cuStreamSynchronize", stream)
+
     def close(self) -> None:
         """Destroy all streams and events; nothing is on the device."""
         driver = self._context.enter()
@@ -314,11 +320,11 @@ class ActiveLaunches:
         context = self._context
         priority = context.greatest_priority if urgent else context.least_priority
         driver = context.enter()
-        with context.watchdog.blocking_call():
-            if place is None:
+        if place is not None:
+            made = place.stream(self._stream_flags, priority)
+        else:
+            with context.watchdog.blocking_call("cuStreamCreateWithPriority"):
                 made = driver.call("cuStreamCreateWithPriority", self._stream_flags, priority)
-            else:
-                made = place.stream(self._stream_flags, priority)
         self._all_streams.append(made)
         return made
 

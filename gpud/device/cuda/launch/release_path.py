@@ -162,6 +162,9 @@ class ReleasePath:
         page: MappedBlock = self._host.take(cw.launch_bytes(blocks) + cw.status_bytes(blocks))
         return page
 
+    def synchronize(self) -> None:
+        """Wait until all words are set."""
+
     def close(self) -> None:
         """Free everything; no launch is on the device."""
 
@@ -222,6 +225,9 @@ class _InDeviceMemory(ReleasePath):
     def _write(self, address: int, value: int) -> None:
         """Write ``value`` to ``address`` in stream order."""
         raise NotImplementedError
+
+    def synchronize(self) -> None:
+        self._context.enter().call("cuStreamSynchronize", self._stream)
 
     def close(self) -> None:
         self._close.close()

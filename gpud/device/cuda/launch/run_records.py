@@ -30,7 +30,7 @@ from gpud.device.cuda.launch import gate
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import CUDASequence
-from gpud.device.cuda.placement.partitioner import GreenContext
+from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.errors import DeviceLost
 
 __all__ = ["CUDARunRecords"]

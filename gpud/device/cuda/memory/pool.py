@@ -62,7 +62,7 @@ class MappedBlock:
         api = driver.api
         flags = int(api.CU_MEMHOSTALLOC_PORTABLE) | int(api.CU_MEMHOSTALLOC_DEVICEMAP)
         try:
-            with context.watchdog.blocking_call():
+            with context.watchdog.blocking_call("cuMemHostAlloc", rounded):
                 self.address = int(driver.call("cuMemHostAlloc", rounded, flags))
         except DriverError as error:
             raise out_of_memory(context, error, size) from error
@@ -100,7 +100,7 @@ class DeviceBlock:
         self.size = size
         try:
             driver = context.enter()
-            with context.watchdog.blocking_call():
+            with context.watchdog.blocking_call("cuMemAlloc", size):
                 self.address = int(driver.call("cuMemAlloc", size))
         except DriverError as error:
             raise out_of_memory(context, error, size) from error

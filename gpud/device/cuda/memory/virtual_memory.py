@@ -123,7 +123,7 @@ class VirtualMemory:
     def _call_watched(self, function: str, *arguments: Any) -> None:
         """Make a call that should not wait for kernels; if it does, the watchdog has them leave."""
         driver = self._context.enter()
-        with self._context.watchdog.blocking_call():
+        with self._context.watchdog.blocking_call(function):
             driver.call(function, *arguments)
 
 

@@ -12,6 +12,9 @@ with the numbers of its SMs. A partition is the place of the units that were tak
 partition. Blocks that other jobs have on a partition's SMs when it begins are released by
 `gpud.device.cuda.execution.launcher`, which bars these SMs to them.
 
+Runs follow their launches by events of the primary context. Whether these may be recorded on
+streams of green contexts is tried once, with the probe.
+
 The driver does not say which SMs a context has. A probe kernel finds out when the device is opened,
 while nothing runs: units are numbered from 1, context j has the units whose number has bit j, and
 in each context blocks that fill its SMs record their SM. The contexts in which an SM was seen are
@@ -56,11 +59,12 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import Pool
+from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
 from gpud.units import Partitions
 
-__all__ = ["PROBE", "PTX", "GreenContext", "Partitioner"]
+__all__ = ["PROBE", "PTX", "Partitioner"]
 
 PROBE: Final = "gpud_probe"
 _THREADS: Final = 1024
@@ -68,8 +72,6 @@ _LEAST_CUDA: Final = 12050
 _SEEN_AT: Final = 64
 _BLOCK_BYTES: Final = _SEEN_AT + 4 * (cw.MOST_SMS + 1)
 _MOST_POLLS: Final = 1 << 20
-_STREAMS: Final = 4
-"""Streams that a place is made with, of each priority: a run has one, and one for each helper."""
 
 PTX: Final = f"""
 .version 6.4
@@ -110,64 +112,6 @@ $wait:
 
 ``words``: how many have begun; from `_SEEN_AT` on a word for each SM, and one for larger numbers.
 """
-
-
-class GreenContext:
-    """A place: some units' SMs, and the green context that has them once it is made.
-
-    Attributes:
-        units: the numbers of its units.
-        numbers: of its SMs, as ``%smid`` reads; without those that belong to no unit.
-        sms: how many SMs it has.
-        made: whether the context has been made, so that it can be launched on.
-    """
-
-    def __init__(
-        self, context: Context, units: frozenset[int], numbers: frozenset[int], sms: int
-    ) -> None:
-        self._context = context
-        self.units = units
-        self.numbers = numbers
-        self.sms = sms
-        self.made = False
-        self._handle: Any = None
-        self._streams: dict[tuple[int, int], list[Any]] = {}
-
-    def make(self, handle: Any) -> None:
-        """Take over a new context and create streams in it; may wait. The caller sets `made`.
-
-        Raises:
-            DriverError: a stream cannot be created; the context is destroyed.
-        """
-        context = self._context
-        flags = int(context.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            self._handle = handle
-            for priority in {context.least_priority, context.greatest_priority}:
-                made = self._streams[flags, priority] = []
-                made += (self._new_stream(flags, priority) for _ in range(_STREAMS))
-            undo.pop_all()
-
-    def stream(self, flags: int, priority: int) -> Any:
-        """Return a stream, owned by the caller, who destroys it before the place is closed."""
-        kept = self._streams.get((flags, priority))
-        return kept.pop() if kept else self._new_stream(flags, priority)
-
-    def close(self) -> None:
-        """Destroy the context, if it has one; all streams from `stream` are destroyed."""
-        driver = self._context.enter()
-        for kept in self._streams.values():
-            while kept:
-                driver.call("cuStreamDestroy", kept.pop())
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            driver.call("cuGreenCtxDestroy", handle)
-
-    def _new_stream(self, flags: int, priority: int) -> Any:
-        with self._context.watchdog.blocking_call():
-            call = self._context.enter().call
-            return call("cuGreenCtxStreamCreate", self._handle, flags, priority)
 
 
 class Partitioner:
@@ -312,7 +256,7 @@ class Partitioner:
         ]
         described = driver.call("cuDevResourceGenerateDesc", resources, len(resources))
         flags = int(driver.api.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
-        with self._context.watchdog.blocking_call():
+        with self._context.watchdog.blocking_call("cuGreenCtxCreate"):
             return driver.call("cuGreenCtxCreate", described, self._context.device, flags)
 
     def _split(self) -> str:
@@ -388,7 +332,13 @@ class Partitioner:
             stack.callback(driver.call, "cuStreamSynchronize", stream)
             shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
             driver.call("cuLaunchKernel", kernel, *shape, stream, int(pointers.ctypes.data), 0)
+            timing = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            event = driver.call("cuEventCreate", timing)
+            stack.callback(driver.call, "cuEventDestroy", event)
+            driver.call("cuEventRecord", event, stream)
             driver.call("cuStreamSynchronize", stream)
+            if not driver.is_over(event):
+                return "events of the primary context do not follow streams of green contexts"
         counts = np.zeros(cw.MOST_SMS + 1, np.uint32)
         context.copy_out(counts.ctypes.data, words + _SEEN_AT, counts.nbytes)
         seen = np.flatnonzero(counts)

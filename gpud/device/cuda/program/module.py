@@ -108,7 +108,7 @@ class CUDAKernel:
         """Set an attribute by its name without ``CU_FUNC_ATTRIBUTE_``; may wait for the device."""
         driver = self.module.context.enter()
         which = getattr(driver.api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
-        with self.module.context.watchdog.blocking_call():
+        with self.module.context.watchdog.blocking_call("cuFuncSetAttribute"):
             driver.call("cuFuncSetAttribute", self.handle, which, value)
 
     def share_sms(self) -> None:
@@ -375,7 +375,7 @@ def _loaded(context: Context, text: str) -> Any:
     image = text.encode() + b"\0"
     code = context.machine_code.of(driver, text)
     try:
-        with context.watchdog.blocking_call():
+        with context.watchdog.blocking_call("cuModuleLoadDataEx", len(code or image)):
             return driver.call("cuModuleLoadDataEx", code or image, len(names), names, values)
     except DriverError as error:
         said = log.partition(b"\0")[0].decode(errors="replace").strip()
