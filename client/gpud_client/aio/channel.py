@@ -57,7 +57,7 @@ class AsyncChannel:
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unsent = bytearray()
-        self._room: list[asyncio.Future[None]] = []
+        self._room: list[Callable[[], object]] = []
         self._closed = False
         self._loop.add_reader(sock, self._on_readable)
 
@@ -104,12 +104,12 @@ class AsyncChannel:
         if target._settled:
             return
         self.check()
-        future: asyncio.Future[None] = self._loop.create_future()
-        target._waiting[future] = None
+        future, wake_it = self._new_future()
+        target._waiting.append(wake_it)
         try:
             await future
         finally:
-            del target._waiting[future]
+            target._waiting.remove(wake_it)
 
     def check(self) -> None:
         """Raise the error that the connection was lost with, if it is lost."""
@@ -161,14 +161,24 @@ class AsyncChannel:
             self._send(self.core.frame(step))
             return None
         if step is _WaitWritable:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._room.append(future)
+            future, wake_it = self._new_future()
+            self._room.append(wake_it)
             await future
             self.check()
             return None
         for target in step:
             await self.wait(target)
         return None
+
+    def _new_future(self) -> tuple[asyncio.Future[None], Callable[[], None]]:
+        """Return a future to wait for, and what wakes whoever does."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def wake_it() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        return future, wake_it
 
     # -- the socket
 

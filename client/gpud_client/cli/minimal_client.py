@@ -9,9 +9,9 @@ more, and uses a session.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
+from queue import SimpleQueue
 from typing import Any, Self
 
 from gpud.wire.messages import Welcome
@@ -76,23 +76,11 @@ class MinimalClient:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield every event from now on, until the connection is lost."""
-        events = self._core.events = deque()
+        events = self._core.events = SimpleQueue()
         self._channel.run(operations.follow())
-        while True:
-            while events:
-                yield events.popleft()
-            self._channel.wait(_Some(events))
-
-
-class _Some:
-    """Something to wait for: that there are events."""
-
-    def __init__(self, events: deque[dict[str, Any]]) -> None:
-        self._events = events
-
-    @property
-    def _settled(self) -> bool:
-        return bool(self._events)
+        while (event := events.get()) is not None:
+            yield event
+        self._channel.check()
 
 
 def _pair(amount: Fraction | None) -> tuple[int, int] | None:

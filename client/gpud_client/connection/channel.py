@@ -1,13 +1,15 @@
 """The blocking channel: sends messages and runs operations for any number of threads.
 
-`gpud_client.connection.socket_reader` reads and waits. Messages are numbered and sent in one step
-under a lock, so that jobs are sent in the order of their numbers.
+`gpud_client.connection.socket_reader` reads. Messages are numbered and sent in one step under a
+lock, so that jobs are sent in the order of their numbers. A thread that waits for a request or a
+job sleeps on a lock of its own, which is released when that is settled.
 
 Properties:
     in_order: messages are sent in the order in which they were numbered;
     whole: after an interrupt in mid-message, the rest of the message is sent later;
-    no_deadlock: a thread that cannot send, because the daemon waits for its output to be read,
-        reads.
+    no_deadlock: while a thread cannot send, because the daemon waits for its output to be read, it
+        is read;
+    no_lost_wake_up: a wait ends when its target is settled or the connection is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
@@ -37,6 +38,7 @@ __all__ = ["Channel"]
 
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _JOIN_S = 1.0
+_ROOM_MS = 1000  # after which a sender looks again whether the connection is lost
 
 T = TypeVar("T")
 
@@ -58,12 +60,11 @@ class Channel:
         self.where = where
         self._answer_s = answer_s
         self._sock = sock
-        self._reader = SocketReader(sock, core, where, self._send_garbage)
+        sock.setblocking(True)  # for the reader: all that sends says MSG_DONTWAIT
         self._sending = threading.Lock()
         self._unsent = bytearray()
-        # Called by jobs and finalizers; bound directly, as the first is called for every job.
-        self.call_later = self._reader.callbacks.append
-        self.kick = self._reader.kick
+        self._reader = SocketReader(sock, core, where, self.kick, self._release)
+        self.call_later = self._reader.call_later
         _channels.add(self)
 
     def run(self, operation: Operation[T]) -> T:
@@ -104,11 +105,6 @@ class Channel:
                 self._begin()
             self._unsent += core.open_job(job, terms, users)
             self._push()
-        reader = self._reader
-        if reader.asleep:
-            reader.look_soon()
-        if reader.callbacks:
-            reader.run_callbacks()
         return ()
 
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
@@ -122,7 +118,20 @@ class Channel:
         if self._unsent:
             with self._sending:
                 self._push()
-        if self._reader.wait(target, timeout_s):
+        woken = threading.Lock()
+        woken.acquire()
+        waiting = target._waiting
+        waiting.append(woken.release)
+        try:
+            # The order matters: who settles it, or loses the connection, looks who waits later.
+            if not target._settled and self.core.lost is None:
+                if timeout_s is None:
+                    woken.acquire()
+                else:
+                    woken.acquire(timeout=min(max(timeout_s, 0), threading.TIMEOUT_MAX))
+        finally:
+            waiting.remove(woken.release)
+        if target._settled:
             return True
         self.check()
         return False
@@ -137,17 +146,34 @@ class Channel:
     def close(self) -> None:
         """End the session; jobs that have not ended are cancelled. May be called twice."""
         self._reader.hang_up()
-        self._reader.wait_until_lost()
         self._reader.join(_JOIN_S)
-        self._reader.release()
-        self._reader.run_callbacks()
 
     def abandon(self) -> None:
         """End the session in a finalizer: takes no lock that another thread may hold."""
         self._reader.hang_up()
-        if not self._reader.watched:
-            self.core.close()
-            self._reader.release()
+
+    def kick(self) -> None:
+        """Send the messages of finalizers, unless another thread is sending: it will.
+
+        Safe in a finalizer, as it does not wait: what the socket has no room for goes with the next
+        message, or after the next one that arrives.
+        """
+        core = self.core
+        while (core.garbage or self._unsent) and core.lost is None:
+            held: list[bool] = []
+            try:
+                # As with `send` below: no interrupt comes between the lock and storing that it is
+                # held.
+                held += map(self._sending.acquire, (False,))
+                if not held[0]:
+                    return
+                self._unsent += core.collect_garbage()
+                self._send()
+            except OSError:  # there is no room; or the reader will find out what is wrong
+                return
+            finally:
+                if held and held[0]:
+                    self._sending.release()
 
     def _step(self, step: Any) -> Any:
         if isinstance(step, Request):
@@ -189,40 +215,36 @@ class Channel:
             self._unsent += self.core.collect_garbage()
 
     def _push(self) -> None:
-        """Send all unsent bytes. While the socket is full, read, as the daemon may wait for it."""
+        """Send all unsent bytes; blocks while the socket is full."""
+        while self._unsent:
+            try:
+                self._send()
+            except (BlockingIOError, InterruptedError):
+                writable = select.poll()
+                writable.register(self._sock, select.POLLOUT)
+                writable.poll(_ROOM_MS)
+                self.check()
+            except OSError as error:
+                self._reader.wait_for_end(_JOIN_S)  # the daemon may have sent the reason
+                self.check()
+                raise connection_lost(self.where, error.strerror or str(error)) from error
+
+    def _send(self) -> None:
+        """Send all unsent bytes for which the socket has room."""
         sent: list[int] = []
         while self._unsent:
             try:
                 # An interrupt is handled before or after this statement, never between the system
                 # call and storing its result.
                 sent += map(self._sock.send, (self._unsent,), (_SEND_FLAGS,))
-            except (BlockingIOError, InterruptedError):
-                self._await_room()
-            except OSError as error:
-                self._reader.read_available()  # the daemon may have sent the reason
-                self.check()
-                raise connection_lost(self.where, error.strerror or str(error)) from error
             finally:
                 for size in sent:  # no call here: an interrupt could be handled in it
                     del self._unsent[:size]
                 sent = []
 
-    def _await_room(self) -> None:
-        writable = select.poll()
-        writable.register(self._sock, select.POLLOUT)
-        writable.poll(1)
-        self._reader.read_available()
-        self.check()
-
-    def _send_garbage(self) -> None:
-        """Send the messages of finalizers, unless another thread is sending."""
-        if self.core.garbage and self.core.lost is None and self._sending.acquire(blocking=False):
-            try:
-                with suppress(GpudError):
-                    self._begin()
-                    self._push()
-            finally:
-                self._sending.release()
+    def _release(self) -> None:
+        with self._sending:  # else its descriptor could be another file's while a thread sends
+            self._sock.close()
 
     # -- after a fork
 

@@ -26,6 +26,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
@@ -84,7 +85,7 @@ class Request:
     Attributes:
         abandoned: whether the caller is no longer waiting for the answer.
         _settled: whether `value` or `error` is set; jobs have the same attribute.
-        _waiting: futures of an event loop, done when it is settled; jobs have it, too.
+        _waiting: called when it is settled, to wake what waits for it; jobs have it, too.
     """
 
     __slots__ = ("_settled", "_waiting", "abandoned", "build", "error", "undo", "value")
@@ -98,7 +99,7 @@ class Request:
         self.error: BaseException | None = None
         self._settled = False
         self.abandoned = False
-        self._waiting: dict[Any, None] = {}
+        self._waiting: list[Callable[[], object]] = []
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         """Set the answer or the error, unless it is settled."""
@@ -192,7 +193,8 @@ class ProtocolState:
         garbage: messages to be sent before the next one; finalizers append to it.
         lost: the error with which the session ended; None while it is open.
         has_waited: whether a wait for memory was logged.
-        events: those that the daemon has sent; None: they are dropped.
+        events: takes those that the daemon sends, and None when the session ends; None: they are
+            dropped.
     """
 
     def __init__(self) -> None:
@@ -203,7 +205,7 @@ class ProtocolState:
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
         self.has_waited = False
-        self.events: deque[dict[str, Any]] | None = None
+        self.events: SimpleQueue[dict[str, Any] | None] | None = None
         self._descriptors: deque[int] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body: bytes | None = None
@@ -326,7 +328,7 @@ class ProtocolState:
             self.arenas[message.device] = ArenaMemory(message.base, message.size, descriptor)
         elif kind is Happened:
             if self.events is not None:
-                self.events.append(message.event)
+                self.events.put(message.event)
         elif kind is Goodbye:
             error = from_wire(message.error)
             lost = ConnectionLost(f"the daemon closed the connection: {error}")
@@ -359,19 +361,23 @@ class ProtocolState:
             error: for requests, and for later uses of the session.
             job_error: for jobs, if different.
         """
-        # `lost` is set last: a thread that sees it may rely on everything being settled.
-        for request in list(self.requests.values()):
-            request.settle(None, error)
-        for job in list(self.jobs.values()):
-            job._lose(job_error or error)
-        if self.lost is None:
-            self.lost = error
+        # Twice: a thread that sees `lost` may rely on what it has opened being settled, and one
+        # that did not see it may have opened more.
+        for _ in range(2):
+            for request in list(self.requests.values()):
+                request.settle(None, error)
+            for job in list(self.jobs.values()):
+                job._lose(job_error or error)
+            if self.lost is None:
+                self.lost = error
         self.requests.clear()
         self.jobs.clear()
         while self._descriptors:
             os.close(self._descriptors.popleft())
         for arena in self.arenas.values():
             arena.close()
+        if self.events is not None:
+            self.events.put(None)
 
     def close(self) -> None:
         """End the session at the user's request: jobs that have not ended are cancelled."""
@@ -386,11 +392,10 @@ class ProtocolState:
             self.garbage.append(Free(device, address))
 
 
-def wake(waiting: Iterable[Any]) -> None:
-    """Set the results of these futures of an event loop, waking the coroutines that await them."""
-    for future in waiting:
-        if not future.done():
-            future.set_result(None)
+def wake(waiting: list[Callable[[], object]]) -> None:
+    """Wake what waits. Other threads may add to the list, and remove from it, meanwhile."""
+    for wake_one in tuple(waiting):
+        wake_one()
 
 
 def connection_lost(where: str, why: GpudError | str) -> ConnectionLost:

@@ -58,7 +58,7 @@ class JobBase:
         self._device = device
         self._stream_number = stream
         self._total = total
-        self._waiting: dict[Any, None] = {}
+        self._waiting: list[Callable[[], object]] = []
         self._callbacks: list[Callable[[Any], object]] = []
 
     @property

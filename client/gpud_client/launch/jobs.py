@@ -11,6 +11,7 @@ from typing import Any
 
 from gpud.errors import JobCancelled
 from gpud_client.connection.faces import Blocking
+from gpud_client.connection.protocol_state import wake
 from gpud_client.launch.job_base import JobBase
 
 __all__ = ["Job"]
@@ -84,8 +85,8 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[None]], object]) -> None:
         """Call ``fn(job)`` when the job has ended; at once if it has.
 
-        It is called in the thread that reads the connection then, with no lock held. Its exceptions
-        are logged.
+        A thread of the session calls it, and other callbacks after it; it may do whatever a program
+        can. Its exceptions are logged.
         """
         self._callbacks.append(fn)
         if self._settled:
@@ -107,6 +108,7 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
             if "_condition" in self.__dict__:
                 self._tell_waiters()
         self._settled = True
+        wake(self._waiting)
         if self._callbacks:
             self._channel.call_later(self._call_back)
 

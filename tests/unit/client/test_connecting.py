@@ -14,7 +14,7 @@ import gpud_client as gc
 from gpud.wire import messages as wm
 from gpud.wire.framing import frame
 from gpud_client.connection import daemon_socket
-from tests.unit.client.fake_daemon import FakeDaemon
+from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
 
 def test_what_a_session_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
@@ -99,13 +99,27 @@ def test_a_daemon_that_is_full(daemon: FakeDaemon) -> None:
 
 
 def test_what_the_daemon_said_before_it_closed_is_heard_when_sending_fails(
-    daemon: FakeDaemon, gpu: gc.Session
+    daemon: FakeDaemon, gpu: gc.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    handling, go_on = threading.Event(), threading.Event()
+    settle = gpu._core.settle
+
+    def slow() -> None:
+        handling.set()
+        assert go_on.wait(TIMEOUT_S)
+        settle()
+
+    monkeypatch.setattr(gpu._core, "settle", slow)
+    daemon.send(wm.Happened({}))
+    assert handling.wait(TIMEOUT_S)
     daemon.send(wm.Goodbye(gc.Draining("it is late").to_wire()))
     daemon.drop()
     daemon.wait_for(type(None))
+    timer = threading.Timer(0.1, go_on.set)  # when sending has failed
+    timer.start()
     with pytest.raises(gc.ConnectionLost, match="it is late"):
         gpu.query("status")
+    timer.join()
 
 
 def test_a_refusal_without_a_request_is_logged(

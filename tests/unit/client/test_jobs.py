@@ -156,7 +156,8 @@ def test_whoever_is_told_of_its_end_finds_it_done(daemon: FakeDaemon, saxpy: gc.
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(3)]
     waiter: Any = Waiter()
     for job in jobs:
-        job._waiters.append(waiter)
+        with job._condition:
+            job._waiters.append(waiter)
     daemon.wait_for(wm.Submit, 3)
     for number, state in enumerate(("done", "failed", "cancelled"), 1):
         daemon.finish(number, state)
@@ -348,7 +349,7 @@ def test_closing_ends_the_waits_of_other_threads(
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         wait = threads.submit(job.result)
-        wait_until(lambda: gpu._channel._reader._reader is not None)
+        wait_until(lambda: job._waiting)
         gpu.close()
         with pytest.raises(gc.JobCancelled):
             wait.result(TIMEOUT_S)
