@@ -23,6 +23,7 @@ from gpud.compiler.ptx.model import (
     Tuple,
     Vector,
 )
+from tests.compiler.support.integers import compute, is_computed, width
 
 ARENA = (0x10000, 0x2000)
 SHARED = (0x7000_0000, 64)
@@ -134,6 +135,9 @@ class _Run:
                 at = self.labels[target.name]
             elif base in ("ret", "exit", "trap"):
                 at = len(self.body)
+            elif is_computed(statement):
+                values = [self.get(operand) for operand in statement.operands[1:]]
+                self.put(statement.operands[0], compute(statement, values))
             else:
                 getattr(self, f"do_{base}")(statement)
         raise AssertionError("the program does not end")
@@ -152,58 +156,9 @@ class _Run:
                 return {"table": TABLE, "coef": COEF, "s": SHARED, "l": LOCAL}[name][0]
         raise AssertionError(operand)
 
-    def put(self, operand: Operand, value: int, bits: int = 64) -> None:
+    def put(self, operand: Operand, value: int) -> None:
         assert isinstance(operand, Register)
-        self.registers[operand.name] = value & ((1 << bits) - 1)
-
-    def do_mov(self, ins: Instruction) -> None:
-        self.put(ins.operands[0], self.get(ins.operands[1]))
-
-    do_cvta = do_mov
-
-    def do_cvt(self, ins: Instruction) -> None:
-        assert ins.opcode.text == "cvt.u64.u32"
-        self.put(ins.operands[0], self.get(ins.operands[1]) & 0xFFFFFFFF)
-
-    def do_add(self, ins: Instruction) -> None:
-        self.put(ins.operands[0], self.get(ins.operands[1]) + self.get(ins.operands[2]), bits(ins))
-
-    def do_sub(self, ins: Instruction) -> None:
-        self.put(ins.operands[0], self.get(ins.operands[1]) - self.get(ins.operands[2]), bits(ins))
-
-    def do_and(self, ins: Instruction) -> None:
-        self.put(ins.operands[0], self.get(ins.operands[1]) & self.get(ins.operands[2]))
-
-    def do_or(self, ins: Instruction) -> None:
-        self.put(ins.operands[0], self.get(ins.operands[1]) | self.get(ins.operands[2]))
-
-    def do_mad(self, ins: Instruction) -> None:
-        assert ins.opcode.text == "mad.lo.s64"
-        a, b, c = map(self.get, ins.operands[1:])
-        self.put(ins.operands[0], a * b + c)
-
-    def do_not(self, ins: Instruction) -> None:
-        assert ins.opcode.text == "not.pred"
-        self.put(ins.operands[0], not self.get(ins.operands[1]))
-
-    def do_mul(self, ins: Instruction) -> None:
-        assert ins.opcode.text in ("mul.wide.u32", "mul.lo.u64")
-        self.put(ins.operands[0], self.get(ins.operands[1]) * self.get(ins.operands[2]))
-
-    def do_shr(self, ins: Instruction) -> None:
-        assert ins.opcode.text == "shr.u64"
-        self.put(ins.operands[0], self.get(ins.operands[1]) >> self.get(ins.operands[2]))
-
-    def do_setp(self, ins: Instruction) -> None:
-        """Unsigned comparisons; the signed ones here are with equal or non-negative values."""
-        a, b = self.get(ins.operands[1]), self.get(ins.operands[2])
-        relation = ins.opcode.modifiers[0]
-        result = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}
-        value = result[relation]
-        if len(ins.operands) > 3:
-            also = bool(self.get(ins.operands[3]))
-            value = (value or also) if ins.opcode.has("or") else (value and also)
-        self.put(ins.operands[0], value)
+        self.registers[operand.name] = value
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -230,7 +185,7 @@ class _Run:
             self.put(target, ARENA[source.offset // 8])
             return
         items = target.items if isinstance(target, Vector) else (target,)
-        size = bits(ins) // 8
+        size = width(ins.opcode.modifiers[-1]) // 8
         address = self.touch(ins, source, size * len(items))
         found = [
             0 if address is None else self.world.load(address + n * size, size)
@@ -242,14 +197,14 @@ class _Run:
     def do_st(self, ins: Instruction) -> None:
         target, source = ins.operands
         items = source.items if isinstance(source, Vector) else (source,)
-        size = bits(ins) // 8
+        size = width(ins.opcode.modifiers[-1]) // 8
         address = self.touch(ins, target, size * len(items))
         for n, item in enumerate(items):
             if address is not None:
                 self.world.store(address + n * size, size, self.get(item))
 
     def do_atom(self, ins: Instruction) -> None:
-        size = bits(ins) // 8
+        size = width(ins.opcode.modifiers[-1]) // 8
         address = self.touch(ins, ins.operands[1], size)
         old = 0 if address is None else self.world.load(address, size)
         if address is not None:
@@ -282,8 +237,3 @@ class _Run:
         pass
 
     do_bar = do_membar
-
-
-def bits(ins: Instruction) -> int:
-    """The width of the instruction's type."""
-    return int(ins.opcode.modifiers[-1].lstrip("busf"))

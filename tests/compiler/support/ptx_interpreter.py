@@ -12,7 +12,6 @@ thread counts for itself; memory is sequentially consistent.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpud.compiler.abi import control_words as words
@@ -35,6 +34,7 @@ from gpud.compiler.ptx.model import (
     Variable,
     Vector,
 )
+from tests.compiler.support.integers import compute, is_computed, width
 
 SMS = 3
 """The blocks of a launch are dealt out among so many SMs."""
@@ -42,14 +42,6 @@ SMS = 3
 _STATUS = 1 << 30  # from a launch record to its status record
 
 MASK = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
 
 
 class MachineError(Exception):
@@ -198,6 +190,10 @@ class Machine:
         guard = statement.guard
         if guard is not None and bool(frame.registers[guard.register.name]) is guard.negated:
             return
+        if is_computed(statement):
+            values = [self._get(thread, operand) for operand in statement.operands[1:]]
+            self._set(frame, statement.operands[0], compute(statement, values))
+            return
         name = "atom" if statement.opcode.base == "red" else statement.opcode.base
         getattr(self, f"_do_{name}")(thread, frame, statement)
 
@@ -239,89 +235,6 @@ class Machine:
         assert isinstance(operand, Register)
         frame.registers[operand.name] = value & MASK[bits]
 
-    def _arithmetic(self, thread: Thread, frame: Frame, ins: Instruction, value: int) -> None:
-        wide = 2 if ins.opcode.has("wide") else 1
-        self._set(frame, ins.operands[0], value, bits_of(ins) * wide)
-
-    def _values(self, thread: Thread, ins: Instruction) -> list[int]:
-        """The source operands, signed ones as negative integers where they are."""
-        values = [self._get(thread, operand) for operand in ins.operands[1:]]
-        kind, bits = ins.opcode.modifiers[-1], bits_of(ins)
-        values = [v & MASK[bits] for v in values]
-        if kind[0] == "s":
-            values = [v - (1 << bits) if v >> (bits - 1) else v for v in values]
-        return values
-
-    def _do_mov(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        value = self._get(thread, ins.operands[1])
-        predicate = ins.opcode.has("pred")
-        self._set(frame, ins.operands[0], bool(value) if predicate else value, bits_of(ins))
-
-    def _do_cvt(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        self._arithmetic(thread, frame, ins, self._values(thread, ins)[0])
-
-    def _do_cvta(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        self._arithmetic(thread, frame, ins, self._values(thread, ins)[0])
-
-    def _do_add(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a + b)
-
-    def _do_sub(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a - b)
-
-    def _do_mul(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        product = a * b >> bits_of(ins) if ins.opcode.has("hi") else a * b
-        self._arithmetic(thread, frame, ins, product)
-
-    def _do_mad(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b, c = self._values(thread, ins)
-        if ins.opcode.has("wide"):
-            c = self._get(thread, ins.operands[3])
-        self._arithmetic(thread, frame, ins, a * b + c)
-
-    def _do_min(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, min(a, b))
-
-    def _do_rem(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a % b)
-
-    def _do_shl(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a << b)
-
-    def _do_shr(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a >> b)
-
-    def _do_and(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a & b)
-
-    def _do_or(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a | b)
-
-    def _do_xor(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._arithmetic(thread, frame, ins, a ^ b)
-
-    def _do_selp(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b, p = (self._get(thread, operand) for operand in ins.operands[1:])
-        self._set(frame, ins.operands[0], a if p else b, bits_of(ins))
-
-    def _do_setp(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b, *also = self._values(thread, ins)
-        holds = _COMPARE[ins.opcode.modifiers[0]](a, b)
-        if also:
-            assert ins.opcode.has("and")
-            holds = holds and bool(also[0])
-        self._set(frame, ins.operands[0], holds)
-
     # -- memory --------------------------------------------------------------------------------
 
     def _place(
@@ -341,7 +254,7 @@ class Machine:
 
     def _do_ld(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         target, source = ins.operands
-        bits = bits_of(ins)
+        bits = width(ins.opcode.modifiers[-1])
         if ins.opcode.has("param"):
             assert isinstance(source, Address)
             assert isinstance(source.base, Symbol)
@@ -365,7 +278,7 @@ class Machine:
             return
         memory, address = self._place(thread, ins, target)
         memory[address] = value & MASK[32]
-        if bits_of(ins) == 64:
+        if width(ins.opcode.modifiers[-1]) == 64:
             memory[address + 4] = value >> 32 & MASK[32]
 
     def _do_atom(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
@@ -464,11 +377,3 @@ class Machine:
             if thread.answer is not None:
                 thread.frames[-1].registers[thread.answer] = anyone
             thread.waits = None
-
-
-def bits_of(ins: Instruction) -> int:
-    """The width of the instruction's type; predicates are as good as 32 bits."""
-    kind = ins.opcode.modifiers[-1]
-    if ins.opcode.base == "cvt":
-        kind = ins.opcode.modifiers[0]
-    return 32 if kind == "pred" else int(kind.lstrip("busf"))
