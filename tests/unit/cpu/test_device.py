@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -35,12 +34,6 @@ extern "C" __global__ void clears() {
     own[threadIdx.x % 64] = threadIdx.x;
 }
 """
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(2) as one:
-        yield one
 
 
 class Gated:
@@ -127,17 +120,6 @@ def test_shared_memory_beyond_an_sm(device: CPUDevice) -> None:
         device.launch(kernel, (1, 1, 1), (32, 1, 1), b"", shared=227 * 1024 - 255)
     assert (caught.value.parameter, caught.value.limit) == ("shared", 227 * 1024)
     device.launch(kernel, (1, 1, 1), (32, 1, 1), b"", shared=227 * 1024 - 256).result(TIMEOUT_S)
-
-
-@pytest.mark.parametrize(("grid", "block"), [((3, 2, 2), (4, 3, 2)), ((1, 1, 5), (33, 1, 1))])
-def test_every_thread_of_every_block_runs_once(
-    device: CPUDevice, grid: tuple[int, int, int], block: tuple[int, int, int]
-) -> None:
-    blocks, threads = int(np.prod(grid)), int(np.prod(block))
-    memory, out = words(device, blocks * threads)
-    kernel = device.load(cuda(SOURCE)).kernel("where")
-    device.launch(kernel, grid, block, pointer(memory)).result(TIMEOUT_S)
-    assert np.array_equal(out, numbers(blocks, threads))
 
 
 def test_memory_is_zeroed_and_aligned(device: CPUDevice) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,9 +15,10 @@ from gpud.errors import GpudError
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, Array
 
-__all__ = ["ARENA_BYTES", "HEAD", "Arena", "arena", "outside_of", "ptx"]
-
 HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
+PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
+    bar.warp.sync 0x55; ODD:"""
+"""Lanes 0, 2, 4 and 6 of eight wait for each other: from here the threads have diverged."""
 ARENA_BYTES = 1 << 20
 _BESIDE = 1 << 16
 _MARK = 0xA5
@@ -91,10 +90,3 @@ class Arena:
 def outside_of(one: Arena) -> bool:
     """Whether anything outside of the arena was written."""
     return bool((one.neighbours != _MARK).any())
-
-
-@contextmanager
-def arena() -> Iterator[Arena]:
-    """An arena on a device of its own."""
-    with CPUDevice(1) as device:
-        yield Arena(device)

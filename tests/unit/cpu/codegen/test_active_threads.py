@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -115,12 +113,6 @@ SKIP: bar.sync 0;
   red.global.add.u32 [%rd1+12], 1; cvt.u64.u32 %rd2, %r5; add.u64 %rd2, %rd2, %rd1;
   st.global.u32 [%rd2+16], %r10;
 END: ret; }"""
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(1) as one:
-        yield one
 
 
 @pytest.mark.parametrize("block", [(32,), (200,), (8, 4), (3, 7)])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena
 
 SOURCE = r"""
 extern "C" __global__ void shifted(int* a, const int* b, int shift) {
@@ -76,13 +74,6 @@ DONE:
 PRODUCT = "mul.wide.u32 %rd2, %r4, 4; add.s64 %rd2, %rd1, %rd2;"
 MAD = "mad.wide.u32 %rd2, %r4, 4, %rd1;"
 SIGNED = "cvt.s64.s32 %rd2, %r4; shl.b64 %rd2, %rd2, 2; add.s64 %rd2, %rd2, %rd1;"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        ptx(SOURCE, "sliced")
-        yield one
 
 
 def outside(error: object, address: int, thread: tuple[int, int, int]) -> bool:

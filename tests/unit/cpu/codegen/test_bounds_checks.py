@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +12,8 @@ from gpud.device.cpu.codegen.preparation.bounds_checks import accesses, insert_b
 from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 from gpud.errors import GpudError, IllegalAddress
-from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, PARTED, Arena
 from tests.unit.cpu.codegen.prepared import instructions, kernel
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
-
 
 REGISTERS = """.reg .u32 %r<20>; .reg .u64 %rd<20>; .reg .f32 %f<8>; .reg .pred %p<8>;"""
 BOX_BYTES = 256
@@ -37,8 +29,6 @@ SHARED = {
     "mbarrier": ("mbarrier.init.shared.b64 [%r4], 1;", 8),
     "cp.async": ("cp.async.ca.shared.global [%r4], [%rd9], 8;", 8),
 }
-PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
-    bar.warp.sync 0x55; ODD:"""
 
 
 def program(space: str, access: str, parted: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +13,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.lower import LOWERINGS
 from gpud.device.interface import Form
 from gpud.errors import GpudError, IllegalAddress, KernelTrap
-from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
+from tests.unit.cpu.codegen.checked_arena import HEAD, PARTED, Arena, ptx
 
 
 class Kind(NamedTuple):
@@ -58,10 +51,6 @@ KINDS = {
 
 REGISTERS = """.reg .u32 %r<20>; .reg .u64 %rd<20>; .reg .f32 %f<8>; .reg .f64 %fd<4>;
     .reg .pred %p<8>; .shared .align 16 .b8 buffer[128];"""
-
-PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
-    bar.warp.sync 0x55; ODD:"""
-"""Lanes 0, 2, 4 and 6 of eight wait for each other: from here the threads have diverged."""
 
 
 def one_access(kind: str, *, parted: bool) -> str:

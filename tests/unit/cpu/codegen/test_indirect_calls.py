@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.interface import Form
 from gpud.errors import GpudError, KernelTrap
-from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena
 
 JUMP = (
     HEAD
@@ -113,12 +112,6 @@ END:
 """
 )
 FORGED = (0, 1 << 20, 12345, 2**64 - 1)
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
 
 
 def ran(world: Arena, program: str, first: Any, second: int, form: Form) -> GpudError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from gpud.device.cpu.codegen.hoisting.intervals import EXACT, Interval, Interval
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.checked_arena import ARENA_BYTES, HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import ARENA_BYTES, HEAD, Arena
 
 # -- arithmetic --------------------------------------------------------------------------------
 
@@ -88,12 +88,6 @@ def test_an_interval_that_does_not_fit_its_type_is_unknown() -> None:
 
 
 # -- loops -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
 
 
 @pytest.fixture

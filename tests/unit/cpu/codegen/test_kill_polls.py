@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from gpud.device.cpu.abi.layout import Shape
@@ -13,13 +11,6 @@ from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.codegen.checked_arena import ptx
 from tests.unit.cpu.device_helpers import TIMEOUT_S, Array, pointer, until, words
 from tests.unit.cpu.lower.instruction_runner import optimised
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(1) as one:
-        yield one
-
 
 ENDLESS = r"""
 __device__ __noinline__ void spin(unsigned* out, unsigned more) {

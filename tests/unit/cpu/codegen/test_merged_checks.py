@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -11,11 +10,9 @@ import pytest
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.checked_arena import ARENA_BYTES, HEAD, Arena, arena, ptx
+from tests.unit.cpu.codegen.checked_arena import ARENA_BYTES, HEAD, PARTED, Arena, ptx
 
 THREADS = 8
-PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
-    bar.warp.sync 0x55; ODD:"""
 
 
 class Access(NamedTuple):
@@ -43,12 +40,6 @@ THREE_ARRAYS = program("""
     add.s32 %r4, %r1, %r2; cvta.to.global.u64 %rd9, %rd3; add.s64 %rd9, %rd9, %rd4;
     st.global.u32 [%rd9], %r4;""")
 ACCESSES = (Access("p", 8, 4), Access("q", -4, 4), Access("r", 0, 4))
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
 
 
 def pieces(text: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -15,21 +13,12 @@ from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 from gpud.errors import IllegalAddress, KernelTrap
-from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
-
+from tests.unit.cpu.codegen.checked_arena import HEAD, PARTED, Arena, ptx
 
 TOP = """.extern .func (.param .b64 r) malloc(.param .b64 n);
 .global .align 256 .b8 table[256];
 .extern .shared .align 16 .b8 given[];
 """
-PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
-    bar.warp.sync 0x55; ODD:"""
 TAKE = """{ .param .b64 n; .param .b64 r; st.param.b64 [n], 256; call (r), malloc, (n);
     ld.param.b64 %rd2, [r]; }"""
 WHERE = {

@@ -7,17 +7,12 @@ import itertools
 import pytest
 
 from gpud.compiler.analysis.cfg import ControlFlow
-from gpud.compiler.analysis.data_layout import offsets, size_and_align
 from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, TRAP, flags, is_call, written
-from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import (
     BASE_ARRAYS,
-    HEADER,
     HEADER_SIZE,
     BlockLayout,
-    DataLayout,
     Shape,
-    align_up,
     base_array_offset,
 )
 from gpud.device.cpu.codegen.analysis.regions import waits
@@ -164,12 +159,6 @@ def test_regions_stop_at_cuts_and_cover_the_kernel() -> None:
         assert seen == set(regions.flow.order)
 
 
-def test_registers_spilled_at_a_cut_are_the_live_ones() -> None:
-    for regions, _ in random_programs(4):
-        for cut in regions.cuts:
-            assert regions.spilled_at(cut) == regions.live_into(cut)
-
-
 # -- convergence -------------------------------------------------------------------------------
 
 
@@ -278,43 +267,6 @@ def test_an_atomic_of_one_thread_is_a_stage_of_its_own(
 # -- layout ------------------------------------------------------------------------------------
 
 
-def test_align_up() -> None:
-    assert [align_up(n, 16) for n in (0, 1, 16, 17)] == [0, 16, 16, 32]
-
-
-def test_parameters_are_placed_at_their_alignment() -> None:
-    module = kernel(
-        "ret;",
-        """
-    .visible .entry other(.param .u8 a, .param .u64 b, .param .align 16 .b8 c[20], .param .f16 d)
-    { ret; }""",
-    )
-    parameters = module.entries()["other"].parameters
-    starts, size = offsets(parameters)
-    places = {p.name: start for p, start in zip(parameters, starts, strict=True)}
-    assert (places, size) == ({"a": 0, "b": 8, "c": 16, "d": 36}, 38)
-
-
-def test_extent_of_variables() -> None:
-    def variable(text: str) -> ptx.Variable:
-        [found] = [i for i in kernel("ret;", text).items if isinstance(i, ptx.Variable)]
-        return found
-
-    assert size_and_align(variable(".global .align 16 .b8 x[24];")) == (24, 16)
-    assert size_and_align(variable(".global .f64 x[2][3];")) == (48, 8)
-    assert size_and_align(variable(".global .v4 .f32 x[2];")) == (32, 16)
-    assert size_and_align(variable(".extern .shared .align 8 .b8 x[];")) == (0, 8)
-
-
-def test_variables_keep_their_first_place() -> None:
-    layout = DataLayout()
-    items = kernel("ret;", ".shared .u8 a; .shared .align 8 .b8 b[3]; .shared .u32 c;").items
-    variables = [i for i in items if isinstance(i, ptx.Variable)]
-    assert [layout.add(v) for v in variables] == [0, 8, 12]
-    assert layout.add(variables[1]) == 8
-    assert layout.size == 16
-
-
 @pytest.mark.parametrize("threads", [1, 32, 33, 1024])
 def test_a_blocks_arrays_do_not_overlap(threads: int) -> None:
     layout = BlockLayout(threads)
@@ -334,9 +286,3 @@ def test_a_blocks_arrays_do_not_overlap(threads: int) -> None:
     ranges.append((at, at + 8))
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
     assert ranges[-1][1] <= layout.size
-
-
-def test_header_fields_do_not_overlap() -> None:
-    places = sorted((at, at + (4 if kind == "i32" else 8)) for at, kind in HEADER.values())
-    assert all(a[1] <= b[0] for a, b in itertools.pairwise(places))
-    assert HEADER["arrived"][0] + 16 * 4 <= HEADER_SIZE

@@ -6,26 +6,18 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from gpud.device.interface import Form
 from gpud.errors import GpudError, IllegalAddress
-from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena
 
 BLOCKS = 5
 """Task blocks; a launch's persistent blocks run several each, so the loop's slots are in use."""
 
 STATIC_BYTES = 40
 """Not a multiple of 16, so there is padding between the variables and the loop's slots."""
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Arena]:
-    with arena() as one:
-        yield one
 
 
 ACCESSES = {

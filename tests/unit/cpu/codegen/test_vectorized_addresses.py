@@ -7,7 +7,7 @@ bits of a thread's number, and is compared with NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -40,12 +40,6 @@ extern "C" __global__ void exchange(unsigned long long* keys, int stages) {
     mine[threadIdx.x + 256] = s[threadIdx.x + 256];
 }
 """
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(1) as one:
-        yield one
 
 
 def bitonic(keys: Array, stages: int) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -60,12 +59,6 @@ extern "C" __global__ void use(int* out) {
 @pytest.fixture(scope="module")
 def module() -> CPUModule:
     return CPUModule(PTX)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(1) as one:
-        yield one
 
 
 def test_initial_values(module: CPUModule) -> None:

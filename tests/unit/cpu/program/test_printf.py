@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -189,12 +188,6 @@ def test_any_format_with_any_values(text: bytes, packed: bytes) -> None:
 
 
 # -- from kernels ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(2) as one:
-        yield one
 
 
 def test_printf_in_a_kernel(device: CPUDevice) -> None:

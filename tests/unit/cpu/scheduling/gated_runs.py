@@ -6,15 +6,23 @@ test controls a job's progress, and nothing depends on timing.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.module import CPUKernel
 from gpud.device.interface import Form, LaunchSpec, Memory
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, Array, cuda, pointer, rewritten, words
-
-__all__ = ["FORMS", "RESIZABLE", "SOURCE", "TOTAL", "Work", "make"]
+from tests.unit.cpu.device_helpers import (
+    OPEN,
+    TIMEOUT_S,
+    Array,
+    cuda,
+    pointer,
+    rewritten,
+    until,
+    words,
+)
 
 SOURCE = r"""
 extern "C" __device__ int printf(const char*, ...);
@@ -44,7 +52,26 @@ class Work(NamedTuple):
     runs: Array
     gate: Array
     memories: tuple[Memory, ...]
-    ended: list[ResizableRun]
+
+    def begun(self, count: int) -> None:
+        """Wait until so many task blocks have begun."""
+        until(lambda: int(self.gate[1]) >= count)
+
+    def step(self) -> None:
+        """Let the task blocks end that have begun."""
+        self.gate[0] = self.gate[1]
+
+    def finish(self) -> None:
+        """Let it run to its end; every task block ran once."""
+        self.gate[0] = OPEN
+        self.job.result(TIMEOUT_S)
+        assert self.runs.tolist() == [1] * self.runs.size
+
+    def end(self) -> None:
+        """End it where it is."""
+        self.job.end()
+        self.gate[0] = OPEN
+        assert self.job.wait(TIMEOUT_S)
 
 
 _loaded: dict[tuple[int, Form], CPUKernel] = {}
@@ -58,10 +85,9 @@ def make(
     gate: int = OPEN,
     priority: int = 0,
     block: int = 32,
+    exclusive: int = 0,
 ) -> Work:
-    total = 1
-    for extent in (grid,) if isinstance(grid, int) else grid:
-        total *= extent
+    total = math.prod((grid,) if isinstance(grid, int) else grid)
     key = (id(device), form)
     if key not in _loaded:
         text = cuda(SOURCE) if form == "unmodified" else rewritten(SOURCE, form).ptx
@@ -69,8 +95,7 @@ def make(
     runs, counts = words(device, total)
     door, opening = words(device, 2)
     opening[0] = gate
-    ended: list[ResizableRun] = []
     values = [pointer(runs), pointer(door)]
     launch = LaunchSpec.of(_loaded[key], form, grid, block, values)
-    job = ResizableRun(device, [launch], priority=priority, on_done=ended.append)
-    return Work(job, _loaded[key], counts, opening, (runs, door), ended)
+    job = ResizableRun(device, [launch], priority=priority, exclusive=exclusive)
+    return Work(job, _loaded[key], counts, opening, (runs, door))

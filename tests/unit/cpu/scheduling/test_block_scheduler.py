@@ -18,15 +18,8 @@ from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.interface import LaunchSpec
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.unit.cpu.scheduling.gated_runs import Work, make
 
-SOURCE = r"""
-extern "C" __global__ void gated(unsigned* gate) {
-    if (threadIdx.x == 0) {
-        unsigned ticket = atomicAdd(gate + 1, 1);
-        while (*(volatile unsigned*)gate <= ticket) {}
-    }
-}
-"""
 M = 4
 """Blocks of 256 threads on an SM of compute capability 7.5."""
 
@@ -37,86 +30,80 @@ def device() -> Iterator[CPUDevice]:
         yield one
 
 
-class Work:
-    """A job whose blocks wait at a gate."""
+def gated(device: CPUDevice, *, threads: int = 256) -> Work:
+    return make(device, "persistent", 1000, gate=0, block=threads)
 
-    def __init__(self, device: CPUDevice, *, threads: int = 256, priority: int = 0) -> None:
-        self.scheduler = device.scheduler
-        kernel = device.load(rewritten(SOURCE, "persistent").ptx).kernel("gated")
-        self.door, self.gate = words(device, 2)
-        launch = LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(self.door)])
-        self.job = ResizableRun(device, [launch], priority=priority)
 
-    def resize(self, slices: int) -> list[int]:
-        """Persistent blocks of each SM, of all jobs, once the job has this many."""
-        before = self.job.progress[0]
-        more = slices - self.job.slices
-        self.job.resize(slices)
-        until(lambda: self.job.progress[0] >= before + more)
-        return [sm.blocks for sm in self.scheduler.sms]
+def blocks_of(device: CPUDevice) -> list[int]:
+    """Persistent blocks of each SM, of all jobs."""
+    return [sm.blocks for sm in device.scheduler.sms]
 
-    def shrink(self, slices: int) -> list[int]:
-        """Likewise, with fewer slices; every block of the job ends its task block."""
-        self.job.resize(slices)
-        self.gate[0] = self.job.progress[0]
-        until(lambda: self.job.held == slices)
-        return [sm.blocks for sm in self.scheduler.sms]
 
-    def end(self) -> None:
-        self.job.end()
-        self.gate[0] = OPEN
-        assert self.job.wait(TIMEOUT_S)
+def grown(device: CPUDevice, work: Work, slices: int) -> list[int]:
+    """`blocks_of` once the job has this many."""
+    begun = work.job.progress[0] + slices - work.job.slices
+    work.job.resize(slices)
+    until(lambda: work.job.progress[0] >= begun)
+    return blocks_of(device)
+
+
+def shrunk(device: CPUDevice, work: Work, slices: int) -> list[int]:
+    """Likewise, with fewer slices; every block of the job ends its task block."""
+    work.job.resize(slices)
+    work.gate[0] = work.job.progress[0]
+    until(lambda: work.job.held == slices)
+    return blocks_of(device)
 
 
 def test_a_job_has_as_few_sms_as_its_slices_need(device: CPUDevice) -> None:
-    work = Work(device)
+    work = gated(device)
     assert work.job.sequence.occupancy == M
-    assert work.resize(2) == [2, 0, 0]
-    assert work.resize(M) == [M, 0, 0]
-    assert work.resize(2 * M) == [M, M, 0]
-    assert work.resize(3 * M) == [M, M, M]
+    assert grown(device, work, 2) == [2, 0, 0]
+    assert grown(device, work, M) == [M, 0, 0]
+    assert grown(device, work, 2 * M) == [M, M, 0]
+    assert grown(device, work, 3 * M) == [M, M, M]
     work.end()
 
 
 def test_a_job_of_several_sms_has_as_many_persistent_blocks_on_each(device: CPUDevice) -> None:
-    work = Work(device)
-    assert sorted(work.resize(2 * M - 2)) == [0, M - 1, M - 1]
+    work = gated(device)
+    assert sorted(grown(device, work, 2 * M - 2)) == [0, M - 1, M - 1]
     work.end()
 
 
 def test_whole_sms_come_free(device: CPUDevice) -> None:
-    work = Work(device)
-    work.resize(3 * M)
-    assert sorted(work.shrink(2 * M)) == [0, M, M]
-    assert sorted(work.shrink(M)) == [0, 0, M]
-    assert sorted(work.shrink(M - 1)) == [0, 0, M - 1]
+    work = gated(device)
+    grown(device, work, 3 * M)
+    assert sorted(shrunk(device, work, 2 * M)) == [0, M, M]
+    assert sorted(shrunk(device, work, M)) == [0, 0, M]
+    assert sorted(shrunk(device, work, M - 1)) == [0, 0, M - 1]
     work.end()
 
 
 def test_jobs_share_as_few_sms_as_they_can(device: CPUDevice) -> None:
-    first, second = Work(device), Work(device)
-    first.resize(M)
-    second.resize(M)
-    assert [sm.blocks for sm in device.scheduler.sms] == [M, M, 0]
+    first, second = gated(device), gated(device)
+    grown(device, first, M)
+    grown(device, second, M)
+    assert blocks_of(device) == [M, M, 0]
     first.end()
     second.end()
 
 
 def test_fragmented_capacity_is_used(device: CPUDevice) -> None:
     """Three times three quarters of an SM leave a quarter on each: room for a block of two."""
-    works = [Work(device) for _ in range(3)]
+    works = [gated(device) for _ in range(3)]
     for work in works:
-        work.resize(M - 1)
-    assert [sm.blocks for sm in device.scheduler.sms] == [M - 1] * 3
-    large = Work(device, threads=512)
+        grown(device, work, M - 1)
+    assert blocks_of(device) == [M - 1] * 3
+    large = gated(device, threads=512)
     assert large.job.sequence.occupancy == M // 2
-    large.resize(1)
-    assert sum(sm.blocks for sm in device.scheduler.sms) == 3 * (M - 1) + 1
+    grown(device, large, 1)
+    assert sum(blocks_of(device)) == 3 * (M - 1) + 1
     assert sum(sm.used for sm in device.scheduler.sms) <= 3 * SM_CAPACITY
     assert large.job.progress[0] == 1
     # A quarter is left: too little for a second one.
     large.job.resize(2)
-    assert sum(sm.blocks for sm in device.scheduler.sms) == 3 * (M - 1) + 1
+    assert sum(blocks_of(device)) == 3 * (M - 1) + 1
     for work in (*works, large):
         work.end()
     assert [sm.used for sm in device.scheduler.sms] == [0, 0, 0]
@@ -124,13 +111,14 @@ def test_fragmented_capacity_is_used(device: CPUDevice) -> None:
 
 def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_sequence(device: CPUDevice) -> None:
     """Its blocks have the lowest indices, and room comes free on one SM after the other."""
-    works = [Work(device) for _ in device.scheduler.sms]
+    works = [gated(device) for _ in device.scheduler.sms]
     for work in works:
-        work.resize(M)
-    kernel = device.load(rewritten(SOURCE, "persistent").ptx).kernel("gated")
+        grown(device, work, M)
+    runs, _ = words(device, 1000)
     door, gate = words(device, 2)
+    values = [pointer(runs), pointer(door)]
     launches = [
-        LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(door)]) for threads in (256, 64)
+        LaunchSpec.of(works[0].kernel, "persistent", 1000, threads, values) for threads in (256, 64)
     ]
     sequence = device.prepare(launches)
     assert (sequence.occupancy, sequence.layout.max_occupancy) == (M, 4 * M)
@@ -163,8 +151,8 @@ def test_sm_threads_have_low_priority(device: CPUDevice) -> None:
 
 def test_an_idle_sm_sleeps(device: CPUDevice) -> None:
     idle = [one for one in threading.enumerate() if one.name.startswith("sm")]
-    work = Work(device)
-    work.resize(M)
+    work = gated(device)
+    grown(device, work, M)
     work.end()
     until(lambda: all(sm.blocks == 0 for sm in device.scheduler.sms))
 
@@ -179,7 +167,7 @@ def test_an_idle_sm_sleeps(device: CPUDevice) -> None:
     until(lambda: all("sleeping" in line for line in switches() if "State" in line))
     before = switches()
     with CPUDevice(1) as other:
-        busy = Work(other)
+        busy = gated(other)
         busy.gate[0] = OPEN
         busy.job.resize(1)
         assert busy.job.wait(TIMEOUT_S)

@@ -7,21 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import LaunchSpec
+from gpud.device.interface import Form
 from gpud.errors import InvalidArgument
 from gpud.units import Partitions
-from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+from tests.unit.cpu.device_helpers import until
+from tests.unit.cpu.scheduling.gated_runs import Work, make
 
-SOURCE = r"""
-extern "C" __global__ void gated(unsigned* gate, unsigned* runs) {
-    if (threadIdx.x == 0) {
-        unsigned ticket = atomicAdd(gate + 1, 1);
-        while (*(volatile unsigned*)gate <= ticket) {}
-        atomicAdd(runs + blockIdx.x, 1);
-    }
-}
-"""
 M = 4
 """Blocks of 256 threads on an SM of compute capability 7.5."""
 TOTAL = 200
@@ -33,31 +24,11 @@ def device() -> Iterator[CPUDevice]:
         yield one
 
 
-class Work:
-    """A job whose task blocks wait at a gate, and how often each ran."""
-
-    def __init__(
-        self, device: CPUDevice, form: str = "persistent", *, exclusive: int = 0, total: int = TOTAL
-    ) -> None:
-        kernel = device.load(rewritten(SOURCE, form).ptx).kernel("gated")
-        self.door, self.gate = words(device, 2)
-        self.memory, self.runs = words(device, total)
-        values = [pointer(self.door), pointer(self.memory)]
-        launch = LaunchSpec.of(kernel, form, total, 256, values)  # type: ignore[arg-type]
-        self.job = ResizableRun(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
-
-    def begun(self, count: int) -> None:
-        """Wait until so many task blocks have begun."""
-        until(lambda: int(self.gate[1]) >= count)
-
-    def step(self) -> None:
-        """Let the task blocks end that have begun."""
-        self.gate[0] = self.gate[1]
-
-    def finish(self) -> None:
-        self.gate[0] = OPEN
-        self.job.result(TIMEOUT_S)
-        assert self.runs.tolist() == [1] * len(self.runs)
+def gated(
+    device: CPUDevice, form: Form = "persistent", *, exclusive: int = 0, total: int = TOTAL
+) -> Work:
+    priority = int(exclusive > 0)
+    return make(device, form, total, gate=0, block=256, exclusive=exclusive, priority=priority)
 
 
 def resident_blocks(device: CPUDevice) -> list[int]:
@@ -66,9 +37,9 @@ def resident_blocks(device: CPUDevice) -> list[int]:
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
 def test_persistent_blocks_leave_a_cleared_sm_and_are_replaced_elsewhere(
-    device: CPUDevice, form: str
+    device: CPUDevice, form: Form
 ) -> None:
-    work = Work(device, form)
+    work = gated(device, form)
     work.job.resize(2 * M)
     work.begun(2 * M)
     assert resident_blocks(device) == [M, M, 0]
@@ -81,7 +52,7 @@ def test_persistent_blocks_leave_a_cleared_sm_and_are_replaced_elsewhere(
 
 
 def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
-    work = Work(device)
+    work = gated(device)
     work.job.resize(3 * M)
     work.begun(3 * M)
     work.job.clear([0, 2])
@@ -92,7 +63,7 @@ def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
     work.job.clear([0, 1, 2])
     work.step()
     until(lambda: work.job.held == 0 or resident_blocks(device) == [0, 0, 0])
-    other = Work(device)
+    other = gated(device)
     other.job.resize(1)  # it does not wait behind the first job, which cannot use this SM
     other.finish()
     work.job.clear([1])
@@ -100,7 +71,7 @@ def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
 
 
 def test_a_resize_counts_persistent_blocks_that_are_leaving_their_sm(device: CPUDevice) -> None:
-    work = Work(device)
+    work = gated(device)
     work.job.resize(2 * M)
     work.begun(2 * M)
     work.job.clear([0])
@@ -118,7 +89,7 @@ def test_a_resize_counts_persistent_blocks_that_are_leaving_their_sm(device: CPU
 
 
 def test_an_sm_that_does_not_exist_cannot_be_cleared(device: CPUDevice) -> None:
-    work = Work(device)
+    work = gated(device)
     with pytest.raises(ValueError, match="SMs 0 to 2"):
         work.job.clear([3])
     work.job.end()
@@ -128,10 +99,10 @@ def test_a_partition_is_its_jobs_alone_until_the_job_is_over(
     device: CPUDevice,
 ) -> None:
     assert device.partitions == Partitions(1, 3)
-    offline = Work(device)
+    offline = gated(device)
     offline.job.resize(3 * M)
     offline.begun(3 * M)
-    online = Work(device, exclusive=2)
+    online = gated(device, exclusive=2)
     offline.job.resize(M)
     online.job.resize(2 * M)
     offline.step()
@@ -141,7 +112,7 @@ def test_a_partition_is_its_jobs_alone_until_the_job_is_over(
     assert len(blocks_by_sm) == 2
     others = {sm.index for sm in run.blocks_by_sm}  # type: ignore[attr-defined]
     assert not blocks_by_sm & others
-    late = Work(device)
+    late = gated(device)
     late.job.resize(1)  # as it may be with another scheduler: there is no room on the third
     offline.job.resize(M - 1)
     offline.step()
@@ -155,9 +126,9 @@ def test_a_partition_is_its_jobs_alone_until_the_job_is_over(
 
 
 def test_partitions_are_disjoint_and_limited_to_the_sms(device: CPUDevice) -> None:
-    first, second = Work(device, exclusive=1), Work(device, exclusive=2)
+    first, second = gated(device, exclusive=1), gated(device, exclusive=2)
     with pytest.raises(InvalidArgument, match="0 of 3 are no other job's alone"):
-        Work(device, exclusive=1)
+        gated(device, exclusive=1)
     first.job.resize(M)
     second.job.resize(2 * M)
     first.begun(M)
@@ -166,17 +137,17 @@ def test_partitions_are_disjoint_and_limited_to_the_sms(device: CPUDevice) -> No
     one, other = first.job._run.blocks_by_sm, second.job._run.blocks_by_sm  # type: ignore[attr-defined]
     assert not one.keys() & other.keys()
     first.finish()
-    third = Work(device, exclusive=1)
+    third = gated(device, exclusive=1)
     third.job.resize(1)
     third.finish()
     second.finish()
 
 
 def test_a_launch_that_cannot_be_resized_stays_to_its_end(device: CPUDevice) -> None:
-    offline = Work(device, "whole", total=3)
+    offline = gated(device, "whole", total=3)
     offline.job.resize(3)
     offline.begun(3)
-    online = Work(device, exclusive=1)
+    online = gated(device, exclusive=1)
     online.job.resize(M)
     assert sum(resident_blocks(device)) >= 3
     assert offline.job.progress[1] == 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,13 +15,6 @@ from gpud.errors import LaunchConfigError
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
 from tests.unit.cpu.scheduling.gated_runs import FORMS, RESIZABLE, SOURCE, TOTAL, make
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(2) as one:
-        yield one
-
 
 # -- to the end --------------------------------------------------------------------------------
 
@@ -50,27 +41,6 @@ def test_nothing_runs_before_the_first_resize(device: CPUDevice, form: Form) -> 
     assert not work.job.wait(0)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_more_blocks_than_task_blocks_and_than_the_device_holds(
-    device: CPUDevice, form: Form
-) -> None:
-    work = make(device, form, 150)
-    work.job.resize(1000)
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * 150
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_on_done_is_called_exactly_once(device: CPUDevice, form: Form) -> None:
-    work = make(device, form)
-    work.job.resize(2)
-    work.job.result(TIMEOUT_S)
-    until(lambda: len(work.ended) > 0)
-    work.job.resize(5)
-    work.job.resize(0)
-    assert work.ended == [work.job]
-
-
 def test_a_job_that_is_over_and_its_owner_form_no_cycle(device: CPUDevice) -> None:
     class Owner:
         def __init__(self, sequence: CPUSequence) -> None:
@@ -91,16 +61,6 @@ def test_a_job_that_is_over_and_its_owner_form_no_cycle(device: CPUDevice) -> No
         gc.enable()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_resize_after_the_end_does_nothing(device: CPUDevice, form: Form) -> None:
-    work = make(device, form)
-    work.job.resize(2)
-    work.job.result(TIMEOUT_S)
-    work.job.resize(7)
-    assert (work.job.held, work.job.slices) == (0, 2)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
 # -- resizing ----------------------------------------------------------------------------------
 
 
@@ -117,45 +77,7 @@ def test_stop_leaves_exactly_the_unclaimed_task_blocks(device: CPUDevice, form: 
     assert work.job.progress == (3, 3, TOTAL)
     assert not work.job.done
     work.job.resize(2)
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
-@pytest.mark.parametrize("form", RESIZABLE)
-def test_stop_before_the_first_block_leaves_everything(device: CPUDevice, form: Form) -> None:
-    work = make(device, form)
-    work.job.stop()
-    work.job.resize(0)
-    assert work.job.progress == (0, 0, TOTAL)
-    assert not work.job.done
-    work.job.resize(2)
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
-@pytest.mark.parametrize("form", RESIZABLE)
-def test_stop_at_once_and_go_on(device: CPUDevice, form: Form) -> None:
-    work = make(device, form)
-    for _ in range(20):
-        work.job.resize(4)
-        work.job.resize(0)
-    until(lambda: work.job.held == 0)
-    claimed, done, _ = work.job.progress
-    assert claimed == done == work.runs.sum()
-    work.job.resize(4)
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
-def test_a_persistent_job_grows_while_it_runs(device: CPUDevice) -> None:
-    work = make(device, "persistent", gate=0)
-    for blocks in (1, 2, 5):
-        work.job.resize(blocks)
-        until(lambda blocks=blocks: work.job.progress[0] == blocks)  # type: ignore[misc]
-        assert (work.job.held, work.job.slices) == (blocks, blocks)
-    work.gate[0] = OPEN
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
+    work.finish()
 
 
 def test_a_persistent_job_shrinks_at_the_next_task_block(device: CPUDevice) -> None:
@@ -171,9 +93,7 @@ def test_a_persistent_job_shrinks_at_the_next_task_block(device: CPUDevice) -> N
     until(lambda: work.job.progress == (6, 5, TOTAL))
     work.job.resize(3)
     until(lambda: work.job.progress[0] == 8)
-    work.gate[0] = OPEN
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
+    work.finish()
 
 
 def test_a_sliced_job_takes_its_new_size_with_the_next_blocks(device: CPUDevice) -> None:
@@ -184,9 +104,7 @@ def test_a_sliced_job_takes_its_new_size_with_the_next_blocks(device: CPUDevice)
     work.gate[0] = 4
     until(lambda: work.job.progress == (7, 4, TOTAL))
     work.job.resize(8)
-    work.gate[0] = OPEN
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
+    work.finish()
 
 
 @pytest.mark.parametrize("form", ["whole", "unmodified"])
@@ -195,39 +113,8 @@ def test_a_form_that_cannot_be_resized_runs_to_its_end(device: CPUDevice, form: 
     work.job.resize(1)
     until(lambda: work.job.progress == (TOTAL, 0, TOTAL))
     work.job.resize(4)
-    work.gate[0] = OPEN
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
-@pytest.mark.parametrize("form", ["whole", "unmodified"])
-def test_a_whole_job_that_is_stopped_while_it_runs_still_ends(
-    device: CPUDevice, form: Form
-) -> None:
-    work = make(device, form, gate=0)
-    work.job.resize(1)
-    until(lambda: work.job.progress[0] > 0)
     work.job.stop()
-    work.gate[0] = OPEN
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_progress_never_goes_back(device: CPUDevice, form: Form) -> None:
-    total = 400
-    work = make(device, form, total)
-    seen = [work.job.progress]
-    sizes = 0
-    while not work.job.done:
-        work.job.resize(1 + sizes % 5)
-        sizes += 1
-        seen.append(work.job.progress)
-    seen.append(work.job.progress)
-    for before, after in itertools.pairwise(seen):
-        assert before[0] <= after[0]
-        assert before[1] <= after[1] <= after[0] <= after[2] == total
-    assert seen[-1] == (total, total, total)
+    work.finish()
 
 
 # -- arguments ---------------------------------------------------------------------------------
@@ -278,26 +165,7 @@ def make_only_job(device: CPUDevice, grid: int | tuple[int, ...]) -> ResizableRu
     return ResizableRun(device, [LaunchSpec.of(kernel, "persistent", grid, 32, [bytes(8)] * 2)])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_job_that_cannot_be_launched_is_refused_before_anything_runs(
-    device: CPUDevice, form: Form
-) -> None:
-    with pytest.raises(LaunchConfigError) as caught:
-        make(device, form, block=2048)
-    assert caught.value.parameter == "block"
-
-
 # -- waiting -----------------------------------------------------------------------------------
-
-
-def test_the_helper_gives_up_after_its_timeout(device: CPUDevice) -> None:
-    work = make(device, "persistent", gate=0)
-    work.job.resize(2)
-    with pytest.raises(TimeoutError, match=f"of {TOTAL} task blocks claimed"):
-        work.job.result(0.01)
-    assert not work.job.wait(0)
-    work.gate[0] = OPEN
-    work.job.result(TIMEOUT_S)
 
 
 def test_on_done_holds_no_lock(device: CPUDevice) -> None:

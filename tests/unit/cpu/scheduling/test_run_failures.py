@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
@@ -11,21 +9,14 @@ from gpud.device.cpu.scheduling import persistent_block
 from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import KernelTrap
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
-from tests.unit.cpu.scheduling.gated_runs import FORMS, TOTAL, make
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(2) as one:
-        yield one
-
+from tests.unit.cpu.device_helpers import TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.unit.cpu.scheduling.gated_runs import FORMS, make
 
 FAILING = r"""
 extern "C" __global__ void traps(unsigned at) {
     if (blockIdx.x == at && threadIdx.x == 3) __trap();
 }
-extern "C" __global__ void traps_in_the_corner() {
+extern "C" __global__ void traps_in_the_corner(unsigned) {
     if (blockIdx.x == 2 && blockIdx.y == 1 && blockIdx.z == 3) __trap();
 }
 extern "C" __global__ void asserts(unsigned at) {
@@ -65,27 +56,12 @@ def test_a_trap_fails_the_job_and_leaves_the_device_usable(device: CPUDevice, fo
     assert job.held == 0
     work = make(device, form)
     work.job.resize(2)
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
+    work.finish()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_trap_says_in_which_task_block(device: CPUDevice, form: Form) -> None:
-    for name in ("traps", "asserts"):
-        job = failing_job(device, form, name, grid=(3, 2, 4), at=2)
-        job.resize(2)
-        with pytest.raises(KernelTrap) as caught:
-            job.result(TIMEOUT_S)
-        place = caught.value.task_block
-        assert place is not None
-        assert place[0] == 2
-        assert place in [(2, y, z) for y in range(2) for z in range(4)]
-
-
-def test_a_trap_in_a_slice_gives_all_coordinates(device: CPUDevice) -> None:
-    text = rewritten(FAILING, "sliced").ptx
-    kernel = device.load(text).kernel("traps_in_the_corner")
-    job = ResizableRun(device, [LaunchSpec.of(kernel, "sliced", (3, 2, 4), 32, [])])
+    job = failing_job(device, form, "traps_in_the_corner", grid=(3, 2, 4))
     job.resize(5)
     with pytest.raises(KernelTrap) as caught:
         job.result(TIMEOUT_S)
@@ -160,9 +136,7 @@ def test_a_job_without_end_is_killed_alone(device: CPUDevice, name: str, form: F
     assert counts[2 if name == "leaves_some" else 39] == 0
     job.kill()  # it is over: nothing happens
     assert not other.job.done
-    other.gate[0] = OPEN
-    other.job.result(TIMEOUT_S)
-    assert other.runs.tolist() == [1] * TOTAL
+    other.finish()
 
 
 def test_a_sequence_that_was_killed_runs_again(device: CPUDevice) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Form, LaunchSpec, Memory
-from gpud.errors import KernelTrap, LaunchConfigError
+from gpud.errors import KernelTrap
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import (
     OPEN,
@@ -29,7 +29,6 @@ from tests.unit.cpu.device_helpers import (
 )
 
 SOURCE = r"""
-extern "C" __device__ int printf(const char*, ...);
 // in: one word for each task block of the launch before. out: likewise for this one.
 extern "C" __global__ void sums(const unsigned* in, unsigned n, unsigned* out, unsigned* runs) {
     __shared__ unsigned sum;
@@ -50,9 +49,6 @@ extern "C" __global__ void gated(unsigned* runs, unsigned* gate) {
     }
 }
 extern "C" __global__ void fails(unsigned at) { if (blockIdx.x == at) __trap(); }
-extern "C" __global__ void says(unsigned what) {
-    if (threadIdx.x == 0) printf("%u.%u ", what, blockIdx.x);
-}
 // Every thread of the block passes a barrier between two looks at the flag.
 extern "C" __global__ void meets(unsigned* arrived, unsigned n) {
     if (threadIdx.x == 0) atomicAdd(arrived, 1);
@@ -66,12 +62,6 @@ extern "C" __global__ void meets(unsigned* arrived, unsigned n) {
 """
 FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole", "unmodified")
 LOOPS: tuple[Form, ...] = ("persistent",)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
-    with CPUDevice(2) as one:
-        yield one
 
 
 class Kernels:
@@ -189,23 +179,6 @@ def test_a_long_sequence(device: CPUDevice, kernels: Kernels) -> None:
     job.resize(4)
     job.result(TIMEOUT_S)
     steps.check()
-
-
-def test_launches_of_different_sizes_of_block(device: CPUDevice, kernels: Kernels) -> None:
-    blocks = [1024, 32, 256, 512, 64]
-    steps = Steps(device, kernels, [40] * 5, [*FORMS[:2], *FORMS[:2], *LOOPS], blocks)
-    job = ResizableRun(device, steps.specs)
-    job.resize(2)
-    job.result(TIMEOUT_S)
-    steps.check()
-
-
-def test_each_launch_prints(device: CPUDevice, kernels: Kernels) -> None:
-    launches = [kernels.spec("says", form, 2, [word(n)]) for n, form in enumerate(FORMS)]
-    job = ResizableRun(device, launches)
-    job.resize(1)
-    job.result(TIMEOUT_S)
-    assert job.output.decode().split() == [f"{n}.{b}" for n in range(4) for b in range(2)]
 
 
 # -- blocks of each launch ---------------------------------------------------------------------
@@ -498,17 +471,6 @@ def test_end_at_any_moment_leaves_a_prefix_and_nothing_twice(
 # -- prepared sequences ---------------------------------------------------------------------------
 
 
-def test_a_prepared_sequence_runs_again_and_again(device: CPUDevice, kernels: Kernels) -> None:
-    steps = Steps(device, kernels, [3, 8, 1], ["persistent", "sliced", "persistent"])
-    sequence = device.prepare(steps.specs)
-    for _ in range(20):
-        job = ResizableRun(device, sequence)
-        job.resize(3)
-        job.result(TIMEOUT_S)
-        assert job.progress == (12, 12, 12)
-    steps.check(20)
-
-
 def test_a_prepared_sequence_is_as_new_after_a_run_that_was_ended(
     device: CPUDevice, kernels: Kernels
 ) -> None:
@@ -526,21 +488,6 @@ def test_a_prepared_sequence_is_as_new_after_a_run_that_was_ended(
     assert gated.runs[0].tolist() == [2, 2, 1, 1, 1, 1]
     assert gated.runs[1].tolist() == [1, 1]
     assert first.progress == (2, 2, 8), "what it had done is not forgotten"
-
-
-def test_a_prepared_sequence_may_run_several_times_at_once(
-    device: CPUDevice, kernels: Kernels
-) -> None:
-    gated = Gated(device, kernels, [4, 4])
-    sequence = device.prepare(gated.specs)
-    jobs = [ResizableRun(device, sequence) for _ in range(5)]
-    for job in jobs:
-        job.resize(2)
-    until(lambda: all(job.progress[0] == 2 for job in jobs))
-    gated.open()
-    for job in jobs:
-        job.result(TIMEOUT_S)
-    assert [runs.tolist() for runs in gated.runs] == [[5] * 4] * 2
 
 
 def test_many_small_jobs_at_once(device: CPUDevice, kernels: Kernels) -> None:
@@ -569,14 +516,6 @@ def test_parameters_of_the_wrong_size_are_refused(
     spec = Gated(device, kernels, [1]).specs[0]
     with pytest.raises(ValueError, match=f"takes 16 bytes of parameters, not {size}"):
         ResizableRun(device, [spec, spec._replace(parameters=bytes(size))])
-
-
-def test_a_wrong_grid_anywhere_in_the_sequence_is_refused(
-    device: CPUDevice, kernels: Kernels
-) -> None:
-    spec = Gated(device, kernels, [1]).specs[0]
-    with pytest.raises(LaunchConfigError, match="split the work"):
-        ResizableRun(device, [spec, spec._replace(grid=(2**16, 2**15, 1))])
 
 
 # -- waiting for each other --------------------------------------------------------------------
