@@ -111,9 +111,29 @@ def plan(device: DeviceRecord) -> Plan:
         soonest.append(now_ns + device.rebalance_hold_ns)
     elif takers or device.waiting:
         soonest.append(now_ns + device.rebalance_hold_ns)
-    elif len({row.standing(row.slices) - level(row.lead, row.job.weight) for row in rows}) > 1:
-        soonest.append(now_ns + HORIZON_HOLDS * device.rebalance_hold_ns)
+    elif (turn_ns := _next_turn_ns(rows, HORIZON_HOLDS * device.rebalance_hold_ns)) is not None:
+        soonest.append(now_ns + turn_ns)
     return Plan(givers, reserved_for, max(now_ns + 1, min(soonest)) if soonest else None)
+
+
+def _next_turn_ns(rows: list[_Row], horizon_ns: int) -> int | None:
+    """Return how long no job can give to another if nothing changes, or a horizon; None for ever.
+
+    A lead by weight grows, relative to another's, at most by the difference of their allocations by
+    weight, in each horizon. So long it takes until the highest of those that have something, with
+    a slice less, is not below the lowest of those with room, with a slice more.
+    """
+    givers = [row for row in rows if row.slices]
+    takers = [row for row in rows if row.slices < row.job.most]
+    if not givers or not takers:
+        return None
+    growth = max(level(row.job.alloc, row.job.weight) for row in givers)
+    growth -= min(level(row.job.alloc, row.job.weight) for row in takers)
+    if growth <= 0:
+        return None
+    apart = min(row.standing(row.slices + 1) for row in takers)
+    apart -= max(row.standing(row.slices - 1) for row in givers)
+    return max(horizon_ns, apart * horizon_ns // growth)
 
 
 def _without(device: DeviceRecord, total: int) -> list[JobRecord]:

@@ -221,6 +221,19 @@ def test_what_is_left_of_shares_takes_long_turns() -> None:
     assert max(served) - min(served) < 2 * SCALE * 1000 * MS
 
 
+def test_unequal_shares_wake_nobody_if_nobody_may_take() -> None:
+    driver = Driver(8)
+    driver.offline(1, "1")
+    driver.offline(2)
+    fire(driver, 100 * MS)
+    assert (driver.allocation(1), driver.allocation(2)) == ("1", "7")
+    woken = 0
+    while commands := [c for c in driver.at(driver.now_ns) if isinstance(c, out.SetTimer)]:
+        driver.now_ns = commands[0].at_ns
+        woken += 1
+        assert woken < 10
+
+
 def test_useful() -> None:
     driver = Driver(4)
     driver.offline(1, "1", weight=1000)
