@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpud.config import quantity_types as quantities
 from gpud.config import setting_types as types
 from gpud.config.setting_types import SettingType
 from gpud.wire.socket_path import default_socket_path
@@ -96,7 +97,7 @@ class Config:
         "by weight alone; a job with a reservation is refused)",
     )
     rebalance_hold_ns: int = _setting(
-        types.duration("ms", most_s=60, least_ns=10**6),
+        quantities.duration("ms", most_s=60, least_ns=10**6),
         "100 ms",
         "how long offline jobs stay as they are before those with more than their part give some "
         "up for those with less: longer than a short job takes, and soon enough that nobody waits "
@@ -109,7 +110,7 @@ class Config:
         "change costs about a launch, so that 5 of them cost less than 1 %",
     )
     offline_floor: str = _setting(
-        types.amount(), "0", "what online jobs always leave to offline ones, on each device"
+        quantities.amount(), "0", "what online jobs always leave to offline ones, on each device"
     )
     bounds_checks: bool = _setting(
         types.switch(),
@@ -124,36 +125,36 @@ class Config:
         "poll a word in the GPU's memory, which the driver sets by write_value, copy or memset",
     )
     hold_ns: int = _setting(
-        types.duration("ms", most_s=60),
+        quantities.duration("ms", most_s=60),
         "0 ms",
         "how long the share of an ended online job is kept for other online jobs, so that a burst "
         "of them does not resize the offline ones for each",
     )
     grace_ns: int = _setting(
-        types.duration("s", most_s=3600, least_ns=10**7),
+        quantities.duration("s", most_s=3600, least_ns=10**7),
         "2 s",
         "how long the blocks of a job that is being ended may take to leave, before they are "
         "killed, or, where that is not possible, the device host is replaced",
     )
     host_timeout_ns: int = _setting(
-        types.duration("s", most_s=3600, least_ns=10**8),
+        quantities.duration("s", most_s=3600, least_ns=10**8),
         "30 s",
         "how long a device host may leave the daemon without an answer before it counts as hung "
         "and is replaced",
     )
     drain_timeout_ns: int = _setting(
-        types.duration("s", most_s=7 * 86400),
+        quantities.duration("s", most_s=7 * 86400),
         "30 s",
         "how long jobs may run on after SIGTERM before they are cancelled",
     )
     compile_timeout_ns: int = _setting(
-        types.duration("s", most_s=3600, least_ns=10**8),
+        quantities.duration("s", most_s=3600, least_ns=10**8),
         "60 s",
         "how long the compilation of one program to PTX may take, and that of one kernel to "
         "machine code",
     )
     compile_memory_bytes: int = _setting(
-        types.memory(1 << 29, 1 << 40),
+        quantities.memory(1 << 29, 1 << 40),
         "4 GiB",
         "address space of a compile process, and of a CPU device's process for machine code; the "
         "compiler itself needs some 0.5 GiB",
@@ -165,18 +166,18 @@ class Config:
         "that one user's slow programs do not delay another's",
     )
     max_program_bytes: int = _setting(
-        types.memory(1 << 16, 1 << 26),
+        quantities.memory(1 << 16, 1 << 26),
         "2 MiB",
         "the largest program, as PTX after rewriting, which the device compiles to machine code",
     )
     memory: int | Fraction = _setting(
-        types.memory(of="the machine's memory"), "50%", "for arrays, on each device"
+        quantities.memory(of="the machine's memory"), "50%", "for arrays, on each device"
     )
     user_memory: int | Fraction = _setting(
-        types.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
+        quantities.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
     )
     session_memory: int | Fraction = _setting(
-        types.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
+        quantities.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
     )
     max_connections: int = _setting(
         types.integer(1, 100_000), "1024", "clients that may be connected at once"
@@ -191,16 +192,16 @@ class Config:
         types.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
     )
     session_host_memory: int = _setting(
-        types.memory(1 << 20, 1 << 40),
+        quantities.memory(1 << 20, 1 << 40),
         "256 MiB",
         "memory of the daemon itself for one session: queued launches, programs, requests, "
         "messages that the client has not read or not finished",
     )
     user_host_memory: int = _setting(
-        types.memory(1 << 20, 1 << 40), "1 GiB", "the same for all sessions of one user"
+        quantities.memory(1 << 20, 1 << 40), "1 GiB", "the same for all sessions of one user"
     )
     max_message_bytes: int = _setting(
-        types.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
+        quantities.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
     )
     history: int = _setting(
         types.integer(0, 1_000_000), "1000", "ended jobs that are kept for `gpuctl history`"

@@ -361,16 +361,16 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             return []
         if job.whole or (job.online and self._separates_online):
             return []
-        found = []
+        entries = []
         if not job.exhausted and job.growth_room > 0:
             queue = self.growable.get(job.occupancy)
             if queue is None:
                 queue = self.growable[job.occupancy] = JobQueue()
             key = sort_keys.level_key if self.service is None else sort_keys.hunger_key
-            found.append((queue, (*key(job), job)))
+            entries.append((queue, (*key(job), job)))
         if job.alloc:
-            found.append((self.shrinkable, (*sort_keys.size_key(job), job)))
-        return found
+            entries.append((self.shrinkable, (*sort_keys.size_key(job), job)))
+        return entries
 
     def _update_queues(self, job: JobRecord) -> None:
         for queue, entry in job.entries:

@@ -89,13 +89,13 @@ def steps(lines: Iterable[str], settings: Settings | None = None) -> Iterator[St
         if not line.strip():
             continue
         if scheduler is None:
-            version, found = _parsed(number, line, _read_header)
-            if found is None:
+            version, logged_settings = _parsed(number, line, _read_header)
+            if logged_settings is None:
                 raise InvalidArgument(
                     f"line {number} says that the event log is of version {version}, and this gpud "
                     f"decides as version {VERSION} says: replay it with the gpud that wrote it"
                 )
-            scheduler = Scheduler(settings or found)
+            scheduler = Scheduler(settings or logged_settings)
             continue
         event, logged = _parsed(number, line, _read_line)
         yield Step(number, event, scheduler.handle(event), logged)

@@ -5,9 +5,10 @@ quotas and lose no work, on devices that answer late, fail, and are replaced; an
 must be reproducible from a log.
 
 Approach: one function, `Scheduler.handle`: an event in, commands out, no clock and no I/O. This
-module handles timeouts and device failures. Job dependencies, and the bookkeeping when a job ends,
-are in `gpud.core.job_table`. A policy (`gpud.core.policies`) divides a device's capacity among its
-jobs, using the device's `gpud.core.device.DeviceRecord`, whenever something on it has changed.
+module handles submissions and timeouts. Job dependencies, and the bookkeeping when a job ends, are
+in `gpud.core.job_table`, device failures in `gpud.core.device_table`. A policy
+(`gpud.core.policies`) divides a device's capacity among its jobs, using the device's
+`gpud.core.device.DeviceRecord`, whenever something on it has changed.
 
 Terms: those of `gpud.core.device` and `gpud.core.capacity`.
 
@@ -37,13 +38,13 @@ from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.admission import check_resize, check_submission
 from gpud.core.device import DeviceRecord
+from gpud.core.device_table import DeviceTable
 from gpud.core.job import JobRecord
 from gpud.core.job_table import JobTable
-from gpud.core.lifecycles import DeviceInput, DeviceState, JobInput, JobState, SessionState
+from gpud.core.lifecycles import DeviceState, JobInput, JobState, SessionState
 from gpud.core.policies import POLICIES
 from gpud.core.policy import Policy
 from gpud.core.settings import Settings
-from gpud.core.sort_keys import preparation_key
 from gpud.core.timers import Due, Timer, Timers
 from gpud.core.validate import validate
 from gpud.errors import (
@@ -93,14 +94,15 @@ class Scheduler:
         self.job_table = JobTable(self.devices, self._timers, self.settings.grace_ns)
         self.jobs = self.job_table.jobs
         self.sessions = self.job_table.sessions
+        self._device_table = DeviceTable(self.devices, self.job_table, self.policy, self.settings)
         self._out = self.job_table.out
         self.draining = False
         self.now_ns = 0
         self._drained = False
         self._armed_ns: int | None = None
         self._handlers: Mapping[type, Callable[..., None]] = {
-            ev.DeviceReady: self._device_ready,
-            ev.DeviceFailed: self._device_failed,
+            ev.DeviceReady: self._device_table.ready,
+            ev.DeviceFailed: self._device_table.failed,
             ev.SessionOpened: lambda event: self.job_table.open_session(event.session),
             ev.SessionClosed: lambda event: self.job_table.close_session(event.session),
             ev.JobSubmitted: self._job_submitted,
@@ -250,81 +252,6 @@ class Scheduler:
         else:
             self.job_table.ended(job, _COMPLETE)
 
-    # -- devices
-
-    def _device_ready(self, event: ev.DeviceReady) -> None:
-        device = self.devices.get(event.device)
-        if device is None:
-            device = DeviceRecord(
-                event.device,
-                self.settings,
-                separates_online=self.policy.separates_online,
-                counts_service=self.policy.counts_service,
-                now_ns=self.now_ns,
-            )
-            self.devices[event.device] = device
-        device.step(DeviceInput.UP, self.now_ns)
-        device.now_ns = self.now_ns
-        device.name = event.name or device.name
-        device.mark_ready(event.sms, self.settings.floor(event.sms), event.partitions)
-        jobs = [job for job in self.jobs.values() if job.device == event.device]
-        unprepared = [job for job in jobs if job.state is JobState.PREPARING]
-        # Sizes depend on S, and what fitted before may not fit now.
-        for job in jobs:
-            error = self.policy.size(job, device)
-            if error is not None:
-                self.job_table.finish(job, error)
-        for job in sorted(unprepared, key=preparation_key):
-            if job.state is JobState.PREPARING:
-                self.job_table.prepare(job)
-
-    def _device_failed(self, event: ev.DeviceFailed) -> None:
-        device = self.devices.get(event.device)
-        if device is None:
-            return
-        culprit, device.culprit = device.culprit, None
-        device.now_ns = self.now_ns
-        device.host_generation += 1
-        device.step(DeviceInput.GIVE_UP if event.final else DeviceInput.FAIL, self.now_ns)
-        preparing = [
-            job
-            for job in self.jobs.values()
-            if job.device == event.device and job.state is JobState.PREPARING
-        ]
-        reason = event.reason
-        if culprit is not None:
-            reason = f"was replaced because job {job_name(culprit)} did not end when it was told to"
-        elif event.culprit is not None:
-            culprit = event.culprit
-            reason = f"{reason}; job {job_name(culprit)} was the only one that ran on it"
-        for job in list(device.jobs.values()):
-            if not job.started or (job.id in event.unstarted and job.cause is None):
-                device.requeue(job)
-            else:
-                lost = device.lost_error(f"{reason}; submit the job again", culprit)
-                self.job_table.finish(job, job.cause or lost)
-        device.mark_lost()
-        if event.final:
-            for job in list(self.jobs.values()):
-                if job.device == event.device and job.id in self.jobs:
-                    self.job_table.finish(
-                        job, device.lost_error(f"{reason}, and is not started again")
-                    )
-            return
-        for job in preparing:
-            # Preparing for this job may be what crashes the host, so the retries are limited.
-            if job.preparations >= self.settings.max_preparations:
-                times = f"{job.preparations} times while job {job.name} was being made ready on it"
-                what = f"was lost {times}, the last time because it {reason}"
-                self.job_table.finish(job, device.lost_error(what))
-
-    def _replace(self, device: DeviceRecord, culprit: JobRecord) -> None:
-        device.step(DeviceInput.REPLACE, self.now_ns)
-        device.culprit = culprit.id
-        grace_s = self.settings.grace_ns / 1e9
-        reason = f"job {culprit.name} did not end within {grace_s:g} s of being told to"
-        self._out.append(out.ReplaceDevice(device.index, culprit.id, reason))
-
     # -- decisions
 
     def _rebalance(self, device: DeviceRecord) -> None:
@@ -383,7 +310,7 @@ class Scheduler:
                 self._out.append(out.KillJob(job.id, job.device))
                 self._timers.add(self.now_ns + self.settings.grace_ns, Timer.GRACE, job.id)
             else:
-                self._replace(self.devices[job.device], job)
+                self._device_table.replace(self.devices[job.device], job)
 
     def _is_relevant(self, due: Due) -> bool:
         """Whether a timer still applies to a job or device, or has been overtaken by events."""

@@ -160,9 +160,9 @@ class Daemon:
         systemd.notify(f"READY=1\nSTATUS=serving {names}\nMAINPID={os.getpid()}")
 
     def _listen(self) -> list[Listener]:
-        found = systemd.activated()
-        if found:
-            return [adopt(descriptor) for descriptor in found]
+        activated = systemd.activated()
+        if activated:
+            return [adopt(descriptor) for descriptor in activated]
         return [listen(self.config.socket, self.config.socket_mode)]
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -36,15 +36,15 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
         at = datetime.fromtimestamp(record.created, UTC)
-        found = {
+        fields = {
             "at": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            found["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(found)
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 def set_up(level: str, form: str, stream: IO[str] | None = None) -> logging.Handler:

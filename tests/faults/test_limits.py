@@ -398,7 +398,7 @@ async def test_memory_outside_of_the_arrays_is_given_back_then_its_writer_ended(
         daemon.connections.end_excessive(daemon.state.arenas.find_excess())
     at = 8 * MIB  # not in an array
     for look in range(arenas_module.MOST_STRIKES):
-        await until(lambda: not daemon.state.arenas._punching)
+        await until(lambda: not daemon.state.arenas._freer._under_way)
         assert maps[0][at] == 0, "it was given back"
         maps[0][at : at + 4 * MIB] = b"y" * (4 * MIB)
         assert not hoarder.closed
@@ -433,7 +433,7 @@ async def test_who_stops_to_hoard_is_forgiven(
         for _ in range(2 * arenas_module.MOST_STRIKES):
             memory[8 * MIB : 12 * MIB] = b"y" * (4 * MIB)
             daemon.connections.end_excessive(daemon.state.arenas.find_excess())
-            await until(lambda: not daemon.state.arenas._punching)
+            await until(lambda: not daemon.state.arenas._freer._under_way)
             daemon.connections.end_excessive(daemon.state.arenas.find_excess())
     assert (await client.query("status"))["sessions"] == 1
 

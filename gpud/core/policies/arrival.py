@@ -37,19 +37,19 @@ from __future__ import annotations
 from itertools import islice
 from typing import ClassVar
 
-from gpud.core import admission
 from gpud.core.capacity import to_fraction
 from gpud.core.device import DeviceRecord, JobQueue
 from gpud.core.job import JobRecord
 from gpud.core.policies import victims
 from gpud.core.policies.fair_share import Candidate, fill
+from gpud.core.policies.resizing import Resizing
 from gpud.core.sort_keys import level_key
-from gpud.errors import AdmissionError, GpudError, InvalidArgument
+from gpud.errors import AdmissionError, GpudError
 
 __all__ = ["Arrival"]
 
 
-class Arrival:
+class Arrival(Resizing):
     """Reservations first, then arrival; see the module."""
 
     name: ClassVar[str] = "arrival"
@@ -57,17 +57,8 @@ class Arrival:
     keeps_reservations: ClassVar[bool] = True
     counts_service: ClassVar[bool] = False
 
-    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.size`."""
-        assert device.sms is not None, "sizes are computed for a device of known size"
-        return admission.size(job, device.sms, device.floor_sms, device.partitions)
-
-    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.resize`."""
-        if job.whole:
-            return InvalidArgument(
-                f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
-            )
+    def resize_running(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policies.resizing.Resizing.resize_running`; online jobs grow at once."""
         more = job.most - job.slices
         if more < 0:
             device.resize(job, job.most)
@@ -191,13 +182,13 @@ def _grow_or_start(device: DeviceRecord, job: JobRecord, slices: int) -> None:
 
 def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
     """Return the first waiting jobs, up to one of which no slice fits or that is in form whole."""
-    found = []
+    first = []
     for _, _, job in device.waiting:
         free -= job.slice
         if free < 0 or job.whole:
             break
-        found.append(job)
-    return found
+        first.append(job)
+    return first
 
 
 def _releasable(device: DeviceRecord) -> int:

@@ -16,39 +16,20 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpud.core import admission
 from gpud.core.device import DeviceRecord
-from gpud.core.job import JobRecord
 from gpud.core.policies.fair_share import Candidate, fill
-from gpud.errors import GpudError, InvalidArgument
+from gpud.core.policies.resizing import Resizing
 
 __all__ = ["Equal"]
 
 
-class Equal:
+class Equal(Resizing):
     """Equal sharing; see the module."""
 
     name: ClassVar[str] = "equal"
     separates_online: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = False
     counts_service: ClassVar[bool] = False
-
-    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.size`."""
-        assert device.sms is not None, "sizes are computed for a device of known size"
-        return admission.size(job, device.sms, device.floor_sms, device.partitions)
-
-    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.resize`."""
-        if job.whole:
-            return InvalidArgument(
-                f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
-            )
-        if job.slices > job.most:
-            device.resize(job, job.most)
-        else:
-            device.update(job)
-        return None
 
     def rebalance(self, device: DeviceRecord) -> None:
         """As `gpud.core.policy.Policy.rebalance`."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpud.core import admission
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
+from gpud.core.policies.resizing import Resizing
 from gpud.errors import GpudError, InvalidArgument
 
 __all__ = ["Fifo"]
 
 
-class Fifo:
+class Fifo(Resizing):
     """First come, first served; see the module."""
 
     name: ClassVar[str] = "fifo"
@@ -26,9 +26,8 @@ class Fifo:
     counts_service: ClassVar[bool] = False
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policy.Policy.size`."""
-        assert device.sms is not None, "sizes are computed for a device of known size"
-        error = admission.size(job, device.sms, device.floor_sms, device.partitions)
+        """As `gpud.core.policy.Policy.size`: it needs all that it may have."""
+        error = super().size(job, device)
         job.least = job.most
         return error
 

@@ -163,9 +163,9 @@ def _rate(device: DeviceRecord, jobs: list[JobRecord]) -> list[tuple[int, bool]]
         served = sum(job.served_at(now_ns) for job in jobs)
         rate = sum(job.alloc for job in jobs)
     slack = device.rebalance_hold_ns * rate
-    found = []
+    rates = []
     for job in jobs:
         has = job.served_at(now_ns)
         behind = has * weight < job.weight * (served - slack)
-        found.append((level(has, job.weight), behind))
-    return found
+        rates.append((level(has, job.weight), behind))
+    return rates

@@ -145,10 +145,10 @@ class Answers:
 # -- parts of answers ------------------------------------------------------------------------------
 
 
-def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps[list[_T]]:
+def latest(elements: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps[list[_T]]:
     """Return the last ``limit`` elements for which ``fits`` is true, in their order; 0: all."""
     chosen: list[_T] = []
-    for index, one in enumerate(reversed(found)):
+    for index, one in enumerate(reversed(elements)):
         if not index % _LOOKS_AT_ONCE:
             yield
         if fits(one):
@@ -159,15 +159,15 @@ def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps
     return chosen
 
 
-def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
+def rows(elements: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
     """Return an array of ``row(one)`` for each element; the last if all exceed `MOST_BYTES`."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     size = 0
-    first = end = len(found)
+    first = end = len(elements)
     while first and size < MOST_BYTES:
         start, first = first, max(0, first - _ROWS_AT_ONCE)
-        for one in found[first:start]:
+        for one in elements[first:start]:
             packer.pack(row(one))
             yield
         parts.append(packer.bytes())
@@ -177,12 +177,12 @@ def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
     return Packed(parts, end - first)
 
 
-def items(found: Iterable[Any]) -> Steps[Packed]:
+def items(elements: Iterable[Any]) -> Steps[Packed]:
     """Return an array of an iterable's elements."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     count = 0
-    left = iter(found)
+    left = iter(elements)
     while True:
         before = count
         for one in islice(left, _ROWS_AT_ONCE):

@@ -252,8 +252,8 @@ class DeviceArrays:
 
     def problem(self, session: SessionId, number: int) -> DeviceLost | None:
         """Return why a job, which could use lost values, must not be started; None if it may be."""
-        found = self.copies.lost_arrays(session, number)
-        return None if found is None else self._host.lost_error(_described(found))
+        lost = self.copies.lost_arrays(session, number)
+        return None if lost is None else self._host.lost_error(_described(lost))
 
     def is_written(self, session: SessionId, number: int) -> bool:
         """Whether everything written before the session's job ``number`` has been copied."""
@@ -267,12 +267,12 @@ class DeviceArrays:
             self._when_written.setdefault(session, []).append((number, action))
 
 
-def _described(found: LostArrays) -> str:
-    count = len(found.arrays) + found.freed
+def _described(lost: LostArrays) -> str:
+    count = len(lost.arrays) + lost.freed
     arrays = "an array" if count == 1 else f"{count} arrays"
-    where = f" (at {', '.join(map(hex, found.arrays[:3]))})" if found.arrays else ""
+    where = f" (at {', '.join(map(hex, lost.arrays[:3]))})" if lost.arrays else ""
     them, its = ("it", "its") if count == 1 else ("them", "their")
     return (
         f"has lost {arrays}{where} of the session's, which the job could have used: {its} values "
-        f"{found.reason}; write all of {them} with set(), or free {them}, and submit again"
+        f"{lost.reason}; write all of {them} with set(), or free {them}, and submit again"
     )

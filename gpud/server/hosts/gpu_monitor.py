@@ -73,12 +73,12 @@ class GpuMonitor:
         self._over = True
 
     def _read(self) -> None:
-        found: tuple[GPUState, list[int]] | None = None
+        reading: tuple[GPUState, list[int]] | None = None
         problem = ""
         try:
             if self._reader is None:
                 self._reader = self._connect(self._gpu)
-            found = self._reader.read(), self._reader.xid_events()
+            reading = self._reader.read(), self._reader.xid_events()
             if self._over:
                 self._reader.close()
         except GpudError as error:
@@ -86,18 +86,18 @@ class GpuMonitor:
         except Exception as error:  # noqa: BLE001 - a bug in the bindings must not end the daemon
             problem = f"{type(error).__name__}: {error}"
         try:
-            self._loop.call_soon_threadsafe(self._was_read, found, problem)
+            self._loop.call_soon_threadsafe(self._was_read, reading, problem)
         except RuntimeError:  # the loop has ended
             return
 
-    def _was_read(self, found: tuple[GPUState, list[int]] | None, problem: str) -> None:
+    def _was_read(self, reading: tuple[GPUState, list[int]] | None, problem: str) -> None:
         self._reading = False
-        if found is None:
+        if reading is None:
             self._over = True
             self._state = _UNKNOWN
             _LOG.info("the figures of %s are unknown: %s", self._gpu, problem)
             return
-        self._state, xids = found
+        self._state, xids = reading
         for number in xids:
             self._last_xid = number
             self._on_xid(number)

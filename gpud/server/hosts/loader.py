@@ -80,10 +80,14 @@ class Loader:
             self._quarantine.suspect(next(iter(self.compiling.values())), reason)
         self.compiling.clear()
         ran, self._ran = self._ran, {}
-        found = {n: one for n, one in ran.items() if n in self._texts and one.program.variables}
-        found.update((n, one) for n, (one, written) in self._written.items() if written.missing)
-        self._gone.update(dict.fromkeys(found, reason))
-        return list(found.values())
+        lost_modules = {
+            n: one for n, one in ran.items() if n in self._texts and one.program.variables
+        }
+        lost_modules.update(
+            (n, one) for n, (one, written) in self._written.items() if written.missing
+        )
+        self._gone.update(dict.fromkeys(lost_modules, reason))
+        return list(lost_modules.values())
 
     def ran(self, sequence: ValidatedSequence) -> None:
         """Record that a job's kernels have run, or are about to, on the current host."""

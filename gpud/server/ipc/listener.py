@@ -139,13 +139,13 @@ def _check_folder(folder: Path) -> None:
             f"the folder {folder} is a link that another user can turn elsewhere; choose another "
             "path with --socket"
         )
-    found = folder.stat()
-    if found.st_uid not in (0, os.geteuid()):
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
         raise InvalidArgument(
             f"the folder {folder} belongs to another user, who could take the socket's place; "
             "choose another path with --socket"
         )
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise InvalidArgument(
             f"everybody can write to the folder {folder}, and take the socket's place; choose "
             "another path with --socket, or take that right away"

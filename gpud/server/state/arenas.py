@@ -3,12 +3,8 @@
 The ledger (`gpud.core.memory.ledger`) places arrays; this creates the files, passes their
 descriptors on, and frees pages. A file has the size of its arena and occupies the pages written.
 
-Freeing many pages takes the kernel long, so a large range is punched on a thread; allocations of
-the session wait meanwhile, since the range must read as zero before it is used again. For the same
-reason a file that holds much is punched on a thread when its session ends.
-
-If a device has its own memory (`gpud.server.hosts.device_memory`), a range is released there
-first.
+Pages are freed by `gpud.server.state.page_freer`; if a device has its own memory
+(`gpud.server.hosts.device_memory`), a range is released there first.
 
 A client maps its whole file, and can write where it has no array, to memory that no limit counts.
 So the files are checked periodically (`Arenas.find_excess`). Pages outside of all arrays are freed;
@@ -35,6 +31,7 @@ from gpud.errors import GpudError, InternalError, LimitExceeded, UnknownName
 from gpud.server.ipc import memfd
 from gpud.server.ipc.child_process import OnReply
 from gpud.server.ipc.file_descriptors import PER_ARENA, DescriptorBudget
+from gpud.server.state.page_freer import LARGE_BYTES, PageFreer, close_freed
 from gpud.units import Address, SessionId
 
 __all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "DeviceCopies", "MemoryExcess", "MemoryLimits"]
@@ -45,7 +42,6 @@ SLACK_BYTES = 16 << 20
 MOST_STRIKES = 3
 """Checks in a row at which a session holds too much before it is reported."""
 
-_LARGE_BYTES = 64 << 20  # punching so much takes some 5 ms
 _LEAST_ARENA_BYTES = 1 << 20  # checks of accesses subtract up to some KiB from an arena's size
 
 
@@ -102,9 +98,7 @@ class Arenas:
         self._announced: set[tuple[SessionId, int]] = set()
         self._strikes: dict[tuple[SessionId, int], int] = {}
         self._reclaiming: set[tuple[SessionId, int]] = set()
-        self._freeing_bytes: dict[SessionId, int] = {}
-        self._punching: dict[SessionId, int] = {}
-        self._waiting: dict[SessionId, list[Callable[[], None]]] = {}
+        self._freer = PageFreer(loop)
         self._capacities: tuple[int, ...] = ()
         self._closing = False
         self._device_arrays: Mapping[int, DeviceCopies] = {}
@@ -226,17 +220,14 @@ class Arenas:
         """Free the marked arrays that no job of the session can use; returns how many."""
         if session not in self._opened:
             return 0
-        found = self._ledger.reclaim(session, oldest_job)
-        for piece in found:
+        freed = self._ledger.reclaim(session, oldest_job)
+        for piece in freed:
             self._release(piece)
-        return len(found)
+        return len(freed)
 
     def when_zeroed(self, session: SessionId, action: Callable[[], None]) -> None:
         """Call ``action`` once all ranges that the session has freed read as zero."""
-        if session in self._punching:
-            self._waiting.setdefault(session, []).append(action)
-        else:
-            action()
+        self._freer.when_zeroed(session, action)
 
     def _release(self, piece: FreeRange) -> None:
         arena = self._ledger.arena(piece.session, piece.device)
@@ -250,59 +241,19 @@ class Arenas:
     def _release_on_device(self, piece: FreeRange, offset: int) -> None:
         """Release a range on the device, which may be copying it, and then in the file."""
         session = piece.session
-        gone = self._count_freeing(piece)
-        self._punching[session] = self._punching.get(session, 0) + 1
+        over = self._freer.hold(session, piece.size)
 
         def released(_: Any, error: GpudError | None) -> None:
             # An error means that the host or session is gone, and the device's memory with it.
             if (session, piece.device) in self._files:
                 self._punch(piece, offset)
-            self._punched(session, gone)
+            over()
 
         self._device_arrays[piece.device].release(session, piece.address, piece.size, released)
 
     def _punch(self, piece: FreeRange, offset: int) -> None:
         descriptor = self._files[piece.session, piece.device]
-        if piece.size < _LARGE_BYTES:
-            memfd.punch(descriptor, offset, piece.size)
-        else:
-            self._punch_later(
-                piece.session, descriptor, [(offset, piece.size)], self._count_freeing(piece)
-            )
-
-    def _count_freeing(self, piece: FreeRange) -> Callable[[], None]:
-        """Count a range as held until the returned function is called."""
-        freeing = self._freeing_bytes
-        freeing[piece.session] = freeing.get(piece.session, 0) + piece.size
-
-        def gone() -> None:
-            freeing[piece.session] -= piece.size
-            if not freeing[piece.session]:
-                del freeing[piece.session]
-
-        return gone
-
-    def _punch_later(
-        self,
-        session: SessionId,
-        descriptor: int,
-        pieces: list[tuple[int, int]],
-        gone: Callable[[], None],
-    ) -> None:
-        """Free ranges, (offset, size), on a thread, then call ``gone``; see `when_zeroed`."""
-        own = os.dup(descriptor)  # the session may end meanwhile
-        self._punching[session] = self._punching.get(session, 0) + 1
-        done = self._loop.run_in_executor(None, _punch_and_close, own, pieces)
-        done.add_done_callback(lambda _: self._punched(session, gone))
-
-    def _punched(self, session: SessionId, gone: Callable[[], None]) -> None:
-        gone()
-        self._punching[session] -= 1
-        if self._punching[session]:
-            return
-        del self._punching[session]
-        for action in self._waiting.pop(session, ()):
-            action()
+        self._freer.punch(piece.session, descriptor, offset, piece.size)
 
     # -- sessions
 
@@ -330,10 +281,10 @@ class Arenas:
             if descriptor is None:
                 continue
             self._descriptors.arenas -= 1
-            if _held_bytes(descriptor) < _LARGE_BYTES or self._closing:
+            if _held_bytes(descriptor) < LARGE_BYTES or self._closing:
                 os.close(descriptor)
             else:
-                self._loop.run_in_executor(None, _punch_and_close, descriptor, [(0, arena.size)])
+                self._loop.run_in_executor(None, close_freed, descriptor, [(0, arena.size)])
 
     def close(self) -> None:
         """Free everything. The event loop may end afterwards."""
@@ -348,11 +299,11 @@ class Arenas:
 
         To be called periodically, such as once a second. It costs a system call for each file.
         """
-        found = []
+        excesses = []
         for (session, device), descriptor in self._files.items():
             held_bytes = _held_bytes(descriptor)
             arrays_bytes = self._ledger.array_bytes(session, device)
-            freeing_bytes = self._freeing_bytes.get(session, 0)
+            freeing_bytes = self._freer.held_bytes(session)
             if held_bytes <= arrays_bytes + freeing_bytes + SLACK_BYTES:
                 self._strikes.pop((session, device), None)
                 continue
@@ -361,17 +312,17 @@ class Arenas:
             strikes = self._strikes.get((session, device), 0) + 1
             self._strikes[session, device] = strikes
             if strikes >= MOST_STRIKES:
-                found.append(MemoryExcess(session, device, held_bytes, arrays_bytes))
+                excesses.append(MemoryExcess(session, device, held_bytes, arrays_bytes))
                 continue
             arena = self._ledger.arena(session, device)
             assert arena is not None
             holes = self._ledger.holes(session, device)
             pieces = [(hole.address - arena.base, hole.size) for hole in holes]
             self._reclaiming.add((session, device))
-            self._punch_later(
+            self._freer.punch_later(
                 session, descriptor, pieces, partial(self._reclaiming.discard, (session, device))
             )
-        return found
+        return excesses
 
     # -- usage
 
@@ -397,11 +348,3 @@ class Arenas:
 def _held_bytes(descriptor: int) -> int:
     """Return the memory that a file occupies."""
     return os.fstat(descriptor).st_blocks * 512
-
-
-def _punch_and_close(descriptor: int, pieces: list[tuple[int, int]]) -> None:
-    try:
-        for offset, size in pieces:
-            memfd.punch(descriptor, offset, size)
-    finally:
-        os.close(descriptor)

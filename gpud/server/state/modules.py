@@ -115,8 +115,8 @@ class Module:
         Those of its variant without kill polls where it was measured, else those with.
         """
         return {
-            (block, shared): found
-            for (at, block, shared, _), found in sorted(
+            (block, shared): measured
+            for (at, block, shared, _), measured in sorted(
                 self.measured.items(), key=lambda item: not item[0][3]
             )
             if at == index

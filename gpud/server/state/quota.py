@@ -89,10 +89,10 @@ class Quota:
         For bytes that are kept already.
         """
         self.used_bytes += size
-        found = None if self._above is None else self._above.force_charge(size)
+        problem = None if self._above is None else self._above.force_charge(size)
         if self.used_bytes > self.limit_bytes:
             return self.exceeded("messages that were not read, or not sent to their end, take more")
-        return found
+        return problem
 
     def close(self) -> None:
         """Uncharge the rest from the parent, which later calls leave unchanged."""
@@ -185,10 +185,10 @@ class Users:
 
     def user(self, uid: int) -> User:
         """Return the totals of a user, created at the first call."""
-        found = self._users.get(uid)
-        if found is None:
-            found = self._users[uid] = User(uid, self._config)
-        return found
+        user = self._users.get(uid)
+        if user is None:
+            user = self._users[uid] = User(uid, self._config)
+        return user
 
     def forget_unused(self, user: User) -> None:
         """Drop a user without connections and sessions."""

@@ -81,15 +81,15 @@ def _program(job: SubmittedJob, launch: int | None) -> CompiledProgram | None:
 def _place(error: IllegalAddress | KernelTrap, program: CompiledProgram) -> dict[str, Any]:
     """Return the fields that say where in the program an error happened."""
     name = next((one.name for one in program.kernels if one.entry == error.kernel), error.kernel)
-    found: dict[str, Any] = {"kernel": name}
+    fields: dict[str, Any] = {"kernel": name}
     site = _site(program, error.site)
     if site is not None:
-        found["instruction"], found["line"] = site.instruction, site.line or None
+        fields["instruction"], fields["line"] = site.instruction, site.line or None
         if error.file is None:  # an assertion's error has its source position already
-            found["file"], found["file_line"] = site.file, site.file_line
+            fields["file"], fields["file_line"] = site.file, site.file_line
     elif error.line is not None:
-        found["instruction"], found["line"] = _quoted(program, error.line), None
-    return found
+        fields["instruction"], fields["line"] = _quoted(program, error.line), None
+    return fields
 
 
 def _quoted(program: CompiledProgram, line: int) -> str | None:
