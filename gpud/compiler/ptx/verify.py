@@ -9,7 +9,9 @@ contain the caller's inline assembly.
 Properties.
     declared: every register, label, variable and function that is used has a visible declaration;
     distinct: no name is declared twice in one scope;
-    counted: known instructions have a legal number of operands.
+    counted: known instructions have a legal number of operands;
+    fitting: a call passes what its function or prototype declares: as many results and arguments,
+        arrays of the same sizes for arrays, scalars of the same sizes for scalars.
 
 Types are not checked here: ptxas and the CPU device's lowering do that.
 
@@ -21,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
+from gpud.compiler.analysis.effects import callee
+from gpud.compiler.analysis.signatures import call_parts, fits
 from gpud.compiler.ptx.model import (
     Address,
     BranchTargets,
@@ -99,6 +103,7 @@ def verify(module: Module) -> None:
             if item.body is not None:
                 defined.add(item.name)
             top.kinds.setdefault(item.name, "function")
+            top.declared.setdefault(item.name, item)
     for item in module.items:
         if isinstance(item, Variable):
             _initial(item.init, top, item)
@@ -120,7 +125,7 @@ class _Names:
     operands with which an opcode is.
     """
 
-    __slots__ = ("checked", "counted", "kinds", "outer", "ranges", "room", "spelled")
+    __slots__ = ("checked", "counted", "declared", "kinds", "outer", "ranges", "room", "spelled")
 
     def __init__(self, outer: _Names | None, room: int = 0) -> None:
         self.kinds: dict[str, str] = {}
@@ -130,6 +135,7 @@ class _Names:
         self.outer = outer
         self.checked: set[int] = set()
         self.counted: dict[str, int] = {} if outer is None else outer.counted
+        self.declared: dict[str, Function | CallPrototype | Variable] = {}
 
     def add(self, name: str, kind: str, where: Statement | Function) -> None:
         if name in self.kinds:
@@ -161,6 +167,15 @@ class _Names:
             scope = scope.outer
         return None
 
+    def declaration(self, name: str) -> Function | CallPrototype | Variable | None:
+        """Return the function, prototype or ``.param`` variable ``name`` of this scope."""
+        scope: _Names | None = self
+        while scope is not None:
+            if name in scope.kinds:
+                return scope.declared.get(name)
+            scope = scope.outer
+        return None
+
     def _numbered(self, name: str) -> bool:
         """Return whether a ``prefix<n>`` declaration of this scope covers ``name``."""
         digits = len(name) - len(name.rstrip("0123456789")) if self.ranges else 0
@@ -179,6 +194,8 @@ def _body(body: list[Statement], names: _Names) -> None:
         if isinstance(statement, (Label, BranchTargets, CallTargets, CallPrototype)):
             kind = "label" if isinstance(statement, Label) else "list"
             names.add(statement.name, kind, statement)
+            if isinstance(statement, CallPrototype):
+                names.declared[statement.name] = statement
     checked, counted, spelled = names.checked, names.counted, names.spelled
     for statement in body:
         if type(statement) is Instruction:
@@ -201,6 +218,8 @@ def _body(body: list[Statement], names: _Names) -> None:
         elif isinstance(statement, Variable):
             names.checked.clear()
             names.add(statement.name, "variable", statement)
+            if statement.space == "param":
+                names.declared[statement.name] = statement
             _initial(statement.init, names, statement)
         elif isinstance(statement, Scope):
             _body(statement.body, _Names(names))
@@ -238,11 +257,37 @@ def _instruction(instruction: Instruction, names: _Names) -> None:
         if id(operand) not in checked:
             _operand(operand, names, instruction)
             checked.add(id(operand))
-    if base in _JUMPS:
+    if base == "call":
+        _call(instruction, names)
+    elif base in _JUMPS:
         if isinstance(target := operands[-1], Symbol):
             _all_are(_JUMPS[base], (target.name,), names, instruction)
     else:
         names.counted[instruction.opcode.text] = len(operands)
+
+
+def _call(ins: Instruction, names: _Names) -> None:
+    """Check a call of a function by name, or by a prototype."""
+    named = callee(ins)
+    if not isinstance(named, Symbol):
+        named = ins.operands[-1]
+    called = names.declaration(named.name) if isinstance(named, Symbol) else None
+    if not isinstance(called, (Function, CallPrototype)):
+        return
+    results, arguments = call_parts(ins)
+    variables = {
+        operand.name: variable
+        for operand in (*results, *arguments)
+        if isinstance(operand, Symbol)
+        and isinstance(variable := names.declaration(operand.name), Variable)
+    }
+    if not fits(called, ins, variables):
+        _fail(
+            f"the call does not pass what {called.name!r} declares: its results and parameters, "
+            "arrays and scalars of the same sizes",
+            ins.line,
+            ins,
+        )
 
 
 def _operand(operand: Operand, names: _Names, where: Instruction) -> None:

@@ -55,7 +55,10 @@ def test_a_guard_becomes_a_branch_around() -> None:
 
 def verify_placeholders(module: Module) -> None:
     """The tree is sound, but for the functions that are declared last."""
-    head = ".func gpud_fault(); .func gpud_assert(); .func gpud_leave();"
+    head = (
+        ".func gpud_fault(.reg .b32 a, .reg .b32 b, .reg .b64 c); .func gpud_leave();"
+        ".func gpud_assert(.reg .b32 a, .reg .b64 b, .reg .b64 c, .reg .b32 d, .reg .b64 e);"
+    )
     text = print_module(module)
     at = text.index(".address_size 64") + len(".address_size 64")
     verify(parse(text[:at] + "\n" + head + text[at:]))

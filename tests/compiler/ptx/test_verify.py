@@ -10,7 +10,9 @@ from gpud.compiler.ptx.verify import verify
 from gpud.errors import PTXSyntaxError
 from tests.compiler.support.ptx_samples import SAMPLES
 
-HEADER = ".version 8.0\n.target sm_90\n.address_size 64\n.global .b32 g;\n"
+HEADER = (
+    ".version 8.0\n.target sm_90\n.address_size 64\n.global .b32 g; .func callee(.param .b32 a);\n"
+)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -47,6 +49,14 @@ def test_good_programs_pass_nested_and_flat(name: str) -> None:
         ("brx.idx %r1, g;", "'g' is no list in sight"),
         ("t: .calltargets g; ret;", "'g' is no function in sight"),
         ("call missing, (%r1);", "'missing' is not declared"),
+        ("call callee, (%r1, %r1);", "does not pass what 'callee' declares"),
+        ("call (%r1), callee, (%r1);", "does not pass what 'callee' declares"),
+        (".param .b8 p[4]; call callee, (p);", "does not pass what 'callee' declares"),
+        (".param .b64 p; call callee, (p);", "does not pass what 'callee' declares"),
+        (
+            "p: .callprototype _ (.param .b8 _[8]); call %rd1, (%r1), p;",
+            "does not pass what 'p' declares",
+        ),
         (".shared .u64 s = missing;", "the initialiser's 'missing' is not declared"),
         ("add.s32 %r1, %r2;", "add takes 3 to 4 operands, not 2"),
         ("mov.u32 %r1, %r2, %r3;", "mov takes 2 operands, not 3"),

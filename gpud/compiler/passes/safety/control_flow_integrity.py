@@ -9,7 +9,7 @@ and ends the block. Both checks are plain PTX, the same on every device: see
 `gpud.compiler.instrumentation.target_checks`.
 
 Terms: an indirect call *may call* the functions of its ``.calltargets``, or else those whose
-address the program takes, if they have as many parameters and results as the call.
+address the program takes, if they have the signature of its prototype.
 
 Functions with which a check compares are declared before all functions.
 
@@ -33,12 +33,12 @@ from gpud.compiler.analysis.bodies import ends_in_terminator
 from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.signatures import IndirectCalls
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.instrumentation import target_checks
 from gpud.compiler.passes.builder import map_functions
 from gpud.compiler.ptx.model import (
     BranchTargets,
-    CallTargets,
     Function,
     Instruction,
     Module,
@@ -46,7 +46,6 @@ from gpud.compiler.ptx.model import (
     Register,
     Statement,
     Symbol,
-    Tuple,
     opcode,
 )
 
@@ -95,7 +94,7 @@ class _Rewriter:
         self._cold: list[Statement] = []
         body = function.body or []
         self._tables = {one.name: len(one.targets) for one in body if type(one) is BranchTargets}
-        self._listed = {one.name: one.targets for one in body if type(one) is CallTargets}
+        self._calls = IndirectCalls(body)
         self._count = 0
 
     def rewritten(self) -> Function:
@@ -109,7 +108,9 @@ class _Rewriter:
                 elif is_call(statement):
                     pointer = callee(statement)
                     if isinstance(pointer, Register):
-                        self._check(statement, pointer, tuple(self._callees(statement)))
+                        graph = self._call_graph
+                        legal = self._calls.candidates(statement, graph.functions, graph.addressed)
+                        self._check(statement, pointer, tuple(legal))
             self._body.append(statement)
         if not ends_in_terminator(self._body):
             self._body.append(Instruction(opcode("ret")))
@@ -131,21 +132,6 @@ class _Rewriter:
         hot, cold = target_checks.emit(check, ins.line)
         self._body += hot
         self._cold += cold
-
-    def _callees(self, ins: Instruction) -> list[str]:
-        last = ins.operands[-1]
-        listed = self._listed.get(last.name) if isinstance(last, Symbol) else None
-        tuples = [one for one in ins.operands if isinstance(one, Tuple)]
-        results = ins.operands[0].items if isinstance(ins.operands[0], Tuple) else ()
-        arguments = tuples[-1].items if len(tuples) > bool(results) else ()
-        functions = self._call_graph.functions
-        return [
-            name
-            for name in (self._call_graph.addressed if listed is None else listed)
-            if name in functions
-            and len(functions[name].parameters) == len(arguments)
-            and len(functions[name].returns) == len(results)
-        ]
 
 
 def _declared(module: Module, call_graph: CallGraph, named: Mapping[str, None]) -> Module:

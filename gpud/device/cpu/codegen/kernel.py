@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC, is_slots
 from gpud.compiler.analysis.data_layout import offsets
-from gpud.compiler.analysis.effects import callee, is_call, special_registers
+from gpud.compiler.analysis.effects import is_call, special_registers
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import (
     BLOCK_ARGUMENT,
@@ -46,6 +46,7 @@ from gpud.device.cpu.codegen.emit.region_writer import KernelContext, RegionWrit
 from gpud.device.cpu.codegen.emit.thread_code import CallInfo
 from gpud.device.cpu.codegen.hoisting.merged_checks import MergedChecks
 from gpud.device.cpu.codegen.preparation.induction import split_inductions
+from gpud.device.cpu.codegen.preparation.inliner import possible_callees
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
@@ -95,7 +96,7 @@ def generate_kernel(
     starts, parameter_bytes = offsets(prepared.entry.parameters)
     names = [parameter.name for parameter in prepared.entry.parameters]
     called = {function.name: function for function in functions}
-    in_frames = frame_sizes(called, prepared.addressed) if arena is not None else {}
+    in_frames = frame_sizes(called) if arena is not None else {}
     ir = IRModule()
     ir.flushes = wants_flushing([body, *(f.body or [] for f in functions)])
     kernel = KernelContext(
@@ -106,9 +107,8 @@ def generate_kernel(
         layout,
         CallInfo(
             prepared.functions,
-            prepared.addressed,
             data.functions,
-            failing_functions(called, prepared.addressed, in_frames),
+            failing_functions(called, in_frames),
             in_frames,
         ),
         (dict(zip(names, starts, strict=True)), parameter_bytes),
@@ -232,10 +232,8 @@ def _reachable(prepared: Prepared) -> list[ptx.Function]:
     while work:
         for statement in work.pop().body or ():
             if isinstance(statement, ptx.Instruction) and is_call(statement):
-                target = callee(statement)
-                names = (target.name,) if isinstance(target, ptx.Symbol) else prepared.addressed
-                for name in names:
-                    if name in prepared.functions and name not in reached:
+                for name in possible_callees(statement, prepared.functions):
+                    if name not in reached:
                         reached[name] = None
                         work.append(prepared.functions[name])
     return [prepared.functions[name] for name in reached]

@@ -234,7 +234,7 @@ def test_only_functions_that_need_one_take_a_frame(world: Arena) -> None:
         st.local.u32 [%rd2], 9; ld.local.u32 %r1, [%rd2]; st.global.u32 [%rd1], %r1; }""")
     for text, names in ((plain, set()), (local, {"f3"})):
         prepared = prepared_of(text)
-        assert set(frame_sizes(prepared.functions, prepared.addressed)) == names
+        assert set(frame_sizes(prepared.functions)) == names
         world.bytes[:] = 0
         assert world.run(text, world.base) is None
         assert world.words(np.uint32)[0] == 9
@@ -255,7 +255,7 @@ def test_recursive_functions_take_frames(world: Arena) -> None:
     entry = ".visible .entry k(.param .u64 q) { .reg .b32 %r<3>; mov.b32 %r1, 0;"
     text = f"{HEAD}{functions}{entry} {calls.replace('NEXT', 'third')} ret; }}"
     prepared = prepared_of(text)
-    found = frame_sizes(prepared.functions, prepared.addressed)
+    found = frame_sizes(prepared.functions)
     assert {name.partition("__")[0] for name in found} == {"one", "other"}
     error = world.run(text, world.base, block=1)
     assert isinstance(error, KernelTrap)

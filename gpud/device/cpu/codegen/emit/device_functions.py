@@ -16,7 +16,7 @@ the frame fits, so leaf calls cost nothing extra.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
 from gpud.compiler.analysis.data_layout import size_and_align
@@ -50,13 +50,13 @@ may be on the OS thread's stack during a call, so recursion ends before it takes
 of it."""
 
 
-def frame_sizes(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, int]:
+def frame_sizes(functions: Mapping[str, ptx.Function]) -> dict[str, int]:
     """Return the bytes of the frame of each function that takes one if accesses are checked.
 
-    ``functions`` are those that the kernel can call, ``addressed`` those that pointers can refer
-    to. No path of calls passes a function without a frame twice.
+    ``functions`` are those that the kernel can call. No path of calls passes a function without a
+    frame twice.
     """
-    return {name: _frame_bytes(functions[name]) for name in _framed(functions, addressed)}
+    return {name: _frame_bytes(functions[name]) for name in _framed(functions)}
 
 
 def _frame_bytes(function: ptx.Function) -> int:
@@ -76,11 +76,11 @@ def _frame(body: Iterable[ptx.Statement]) -> DataLayout:
     return frame
 
 
-def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> set[str]:
+def _framed(functions: Mapping[str, ptx.Function]) -> set[str]:
     total = sum(_registers_bytes(register_storage(f.body or ())) for f in functions.values())
     if total > _REGISTER_BYTES_PER_FRAME_BYTE * STACK_BYTES:
         return set(functions)
-    calls = _calls(functions, addressed)
+    calls = _calls(functions)
     framed = {
         name
         for name, function in functions.items()
@@ -102,13 +102,13 @@ def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> 
 
 
 def failing_functions(
-    functions: Mapping[str, ptx.Function], addressed: Sequence[str], frame_sizes: Collection[str]
+    functions: Mapping[str, ptx.Function], frame_sizes: Collection[str]
 ) -> frozenset[str]:
     """Return the functions in which a thread may end its block, of those that a kernel can call.
 
     Those in ``frame_sizes`` have frames: their callers may find no space for one.
     """
-    calls = _calls(functions, addressed)
+    calls = _calls(functions)
     failing = {name for name, called in calls.items() if called.intersection(frame_sizes)}
     for name, function in functions.items():
         if any(
@@ -124,14 +124,14 @@ def failing_functions(
     return frozenset(failing)
 
 
-def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, set[str]]:
+def _calls(functions: Mapping[str, ptx.Function]) -> dict[str, set[str]]:
     """Return which of ``functions`` each function may call."""
     calls: dict[str, set[str]] = {}
     for caller, function in functions.items():
         called = calls[caller] = set()
         for ins in function.body or ():
             if isinstance(ins, ptx.Instruction) and is_call(ins):
-                called.update(possible_callees(ins, functions, addressed))
+                called.update(possible_callees(ins, functions))
     return calls
 
 

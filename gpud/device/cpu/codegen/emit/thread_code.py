@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpud.compiler.abi.reserved_names import PRINT
 from gpud.compiler.analysis.effects import callee
+from gpud.compiler.analysis.signatures import call_parts
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.abi.layout import HEADER
@@ -24,7 +25,7 @@ from gpud.device.cpu.codegen.emit.call_checks import (
     switch,
 )
 from gpud.device.cpu.codegen.emit.check_code import check, poll
-from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
+from gpud.device.cpu.codegen.preparation.inliner import possible_callees
 from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower import lower
@@ -39,7 +40,6 @@ class CallInfo:
     """Facts about the module's functions that calls need."""
 
     functions: Mapping[str, ptx.Function] = field(default_factory=dict)
-    addressed: tuple[str, ...] = ()
     pointers: Mapping[str, int] = field(default_factory=dict)
     failing_functions: Collection[str] = frozenset()
     """Functions that may end the block: on failure they, and then their callers, return at once."""
@@ -232,7 +232,7 @@ class ThreadCode(Thread):
             self._call_by_name(ins, called.name, results, arguments)
             return
         done = self.emitter.label("called")
-        names = possible_callees(ins, self.program.functions, self.program.addressed)
+        names = possible_callees(ins, self.program.functions)
         arms = {name: self.emitter.label("is") for name in names}
         cases = [(self.program.pointers[name], arm) for name, arm in arms.items()]
         switch(self.emitter, self.read(called, "u64"), cases, done, cold=False)

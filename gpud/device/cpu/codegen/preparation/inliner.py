@@ -9,16 +9,18 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gpud.compiler.abi.reserved_names import PRINT
 from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.signatures import IndirectCalls, call_parts
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.preparation.renaming import rename
 from gpud.errors import KernelRejected
 
-__all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "call_parts", "possible_callees"]
+__all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "possible_callees", "resolve_indirect_calls"]
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail", PRINT))
 """External functions that the CPU device provides."""
@@ -28,16 +30,13 @@ class Inliner:
     """Replaces calls of suspending functions by their bodies.
 
     Args:
-        functions: by name; their call parameters are already registers.
-        addressed: functions that an indirect call may reach.
+        functions: by name; their call parameters are already registers, their indirect calls
+            resolved.
         suspending: functions in which a thread can wait or end.
     """
 
-    def __init__(
-        self, functions: dict[str, ptx.Function], addressed: tuple[str, ...], suspending: set[str]
-    ) -> None:
+    def __init__(self, functions: dict[str, ptx.Function], suspending: set[str]) -> None:
         self.functions = functions
-        self.addressed = addressed
         self.suspending = suspending
         self.copies = 0
 
@@ -74,7 +73,7 @@ class Inliner:
             if target.name not in self.suspending:
                 return [ins]
             return self._guarded(ins, self._inline(ins, self.functions[target.name], path))
-        if not self.suspending.intersection(self.addressed):
+        if not self.suspending.intersection(possible_callees(ins, self.functions)):
             return [ins]
         assert isinstance(target, ptx.Register)
         return self._guarded(ins, self._dispatch(ins, target, path))
@@ -97,12 +96,7 @@ class Inliner:
         matches = ptx.Register(f"%callee.{number}")
         body: list[ptx.Statement] = [ptx.RegisterDeclaration("pred", matches.name)]
         results, arguments = call_parts(ins)
-        for name in self.addressed:
-            function = self.functions[name]
-            if len(function.parameters) != len(arguments):
-                continue
-            if len(function.returns) != len(results):
-                continue
+        for name in possible_callees(ins, self.functions):
             skip = f"$not.{number}.{self._number()}"
             opcode = ptx.opcode("gpud.callee")
             body.append(
@@ -184,35 +178,37 @@ class Inliner:
         moves.append(ptx.Instruction(opcode, pair, None, ins.line))
 
 
-def call_parts(
-    ins: ptx.Instruction,
-) -> tuple[tuple[ptx.Operand, ...], tuple[ptx.Operand, ...]]:
-    """Return (results, arguments) of a call."""
-    operands = list(ins.operands)
-    results: tuple[ptx.Operand, ...] = ()
-    if isinstance(operands[0], ptx.Tuple):
-        results = operands.pop(0).items  # type: ignore[union-attr]
-    arguments = (
-        operands[1].items if len(operands) > 1 and isinstance(operands[1], ptx.Tuple) else ()
-    )
-    return results, arguments
+def resolve_indirect_calls(
+    function: ptx.Function, functions: Mapping[str, ptx.Function], addressed: Sequence[str]
+) -> ptx.Function:
+    """Return ``function`` with the functions that an indirect call may reach in it, as a vector.
+
+    They take the place of the prototype or list of targets, which belong to the function.
+    """
+    body = function.body or ()
+    calls = IndirectCalls(body)
+    changed: list[ptx.Statement] = []
+    for statement in body:
+        if isinstance(statement, ptx.Instruction) and is_call(statement):
+            if isinstance(callee(statement), ptx.Register):
+                names = calls.candidates(statement, functions, addressed)
+                last = ptx.Vector(tuple(ptx.Symbol(one) for one in names if one in addressed))
+                operands = statement.operands
+                if isinstance(operands[-1], ptx.Symbol):
+                    operands = operands[:-1]
+                changed.append(replace(statement, operands=(*operands, last)))
+                continue
+        changed.append(statement)
+    return replace(function, body=changed)
 
 
-def possible_callees(
-    ins: ptx.Instruction, functions: Mapping[str, ptx.Function], addressed: Iterable[str]
-) -> list[str]:
-    """Return which ``functions`` a call may reach; a pointer may be any of ``addressed``."""
-    target = callee(ins)
-    if isinstance(target, ptx.Symbol):
-        return [target.name] if target.name in functions else []
-    results, arguments = call_parts(ins)
-    return [
-        name
-        for name in addressed
-        if name in functions
-        and len(functions[name].parameters) == len(arguments)
-        and len(functions[name].returns) == len(results)
-    ]
+def possible_callees(ins: ptx.Instruction, functions: Collection[str]) -> list[str]:
+    """Return which ``functions`` a call may reach; indirect ones have been resolved."""
+    target, last = callee(ins), ins.operands[-1]
+    reached = [target] if isinstance(target, ptx.Symbol) else []
+    if not reached and isinstance(last, ptx.Vector):
+        reached = [one for one in last.items if isinstance(one, ptx.Symbol)]
+    return [one.name for one in reached if one.name in functions]
 
 
 def branch(label: str, guard: ptx.Guard | None = None, line: int = 0) -> ptx.Instruction:

@@ -27,7 +27,6 @@ Recursion through a suspending function is refused: there is no storage for its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpud.compiler.abi.reserved_names import PRINT
@@ -40,7 +39,6 @@ from gpud.compiler.analysis.effects import (
     EXIT,
     TERMINATOR,
     TRAP,
-    callee,
     flags,
     is_call,
 )
@@ -49,7 +47,12 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
 from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
-from gpud.device.cpu.codegen.preparation.inliner import Inliner, around
+from gpud.device.cpu.codegen.preparation.inliner import (
+    Inliner,
+    around,
+    possible_callees,
+    resolve_indirect_calls,
+)
 from gpud.device.cpu.codegen.preparation.matrix_moves import expand_matrices
 from gpud.device.cpu.codegen.preparation.module_layout import addressed_functions
 from gpud.device.cpu.codegen.preparation.provenance import infer_origins
@@ -71,13 +74,10 @@ class Prepared:
     Attributes:
         entry: the kernel with suspending functions inlined.
         functions: the remaining functions that it may call, by name.
-        addressed: functions whose address is taken, in module order; a function pointer is the
-            index here plus one.
     """
 
     entry: ptx.Function
     functions: dict[str, ptx.Function]
-    addressed: tuple[str, ...]
 
 
 def prepare(
@@ -95,16 +95,17 @@ def prepare(
         KernelRejected: a suspending function is recursive, or a called function is not defined.
     """
     defined = {f.name: f for f in module.functions() if f.body is not None and not _is_own(f.name)}
+    addressed = tuple(n for n in addressed_functions(module) if n in defined)
+    resolved = {n: resolve_indirect_calls(f, defined, addressed) for n, f in defined.items()}
     functions = {
         name: fold_pseudos(expand_matrices(_parameters_to_registers(f)), checked=checked)
-        for name, f in defined.items()
+        for name, f in resolved.items()
     }
     if checked:
         functions = {name: insert_bounds_checks(module, f, shape) for name, f in functions.items()}
-    addressed = tuple(n for n in addressed_functions(module) if n in defined)
-    suspending = _suspending(functions, addressed)
+    suspending = _suspending(functions)
     inlined = suspending | {n for n, f in functions.items() if n not in addressed and _is_small(f)}
-    body = Inliner(functions, addressed, inlined).expand(functions[entry.name])
+    body = Inliner(functions, inlined).expand(functions[entry.name])
     prepared = ptx.Function(
         "entry",
         entry.name,
@@ -118,9 +119,9 @@ def prepare(
     prepared = replace(prepared, body=_fold_constant_operands(prepared.body or []))
     rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
     if checked:
-        prepared, *others = infer_origins(module, [prepared, *rest.values()], addressed)
+        prepared, *others = infer_origins(module, [prepared, *rest.values()])
         rest = {function.name: function for function in others}
-    return Prepared(prepared, rest, addressed)
+    return Prepared(prepared, rest)
 
 
 def _is_own(name: str) -> bool:
@@ -128,7 +129,7 @@ def _is_own(name: str) -> bool:
     return name in ENDINGS or name.startswith(PRINT)
 
 
-def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) -> set[str]:
+def _suspending(functions: dict[str, ptx.Function]) -> set[str]:
     calls: dict[str, set[str]] = {}
     suspending: set[str] = set()
     for name, function in functions.items():
@@ -139,11 +140,7 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
             if flags(ins.opcode) & (BARRIER | COLLECTIVE | TRAP | EXIT):
                 suspending.add(name)
             elif is_call(ins):
-                target = callee(ins)
-                if isinstance(target, ptx.Symbol):
-                    calls[name].add(target.name)
-                else:
-                    calls[name].update(addressed)
+                calls[name].update(possible_callees(ins, functions))
         if spin_headers(ControlFlow(function)):
             suspending.add(name)
     changed = True

@@ -28,10 +28,11 @@ from dataclasses import replace
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
+from gpud.compiler.analysis.signatures import call_parts
 from gpud.compiler.instrumentation import bounds_checks
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import is_dynamic_shared
-from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
+from gpud.device.cpu.codegen.preparation.inliner import possible_callees
 
 __all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "opcode", "origins_of"]
 
@@ -80,15 +81,12 @@ def opcode(space: str, origins: Iterable[str]) -> ptx.Opcode:
     return ptx.opcode(".".join((f"gpud.bounds.{space}", *(_MARK + origin for origin in origins))))
 
 
-def infer_origins(
-    module: ptx.Module, functions: Sequence[ptx.Function], addressed: Sequence[str]
-) -> list[ptx.Function]:
+def infer_origins(module: ptx.Module, functions: Sequence[ptx.Function]) -> list[ptx.Function]:
     """Add the known origins to the bounds checks of ``functions``, whose bodies are flat.
 
     Args:
         module: the program.
         functions: a kernel and all functions that it may call.
-        addressed: the functions that pointers can refer to.
     """
     if not any(_is_open(s) for function in functions for s in function.body or ()):
         return list(functions)
@@ -99,7 +97,7 @@ def infer_origins(
         name = next(iter(work))
         del work[name]
         inferred[name].solve()
-        for target, given in inferred[name].calls(named, addressed):
+        for target, given in inferred[name].calls(named):
             if inferred[target].join_parameters(given):
                 work[target] = None
     return [_with_inferred_origins(function, inferred[function.name]) for function in functions]
@@ -178,15 +176,13 @@ class _Origins:
             self._origins[name] = joined
         return changed
 
-    def calls(
-        self, functions: Mapping[str, ptx.Function], addressed: Sequence[str]
-    ) -> Iterator[tuple[str, list[str]]]:
+    def calls(self, functions: Mapping[str, ptx.Function]) -> Iterator[tuple[str, list[str]]]:
         """Yield (function, origins of the arguments) for every call of one of ``functions``."""
         # The caller's local memory is neither the kernel's nor the callee's frame.
         own = "thread" if self._is_entry else _UNKNOWN
         for ins in self._calls:
             origins = [self._of(operand) for operand in call_parts(ins)[1]]
-            for name in possible_callees(ins, functions, addressed):
+            for name in possible_callees(ins, functions):
                 yield name, [own if origin == "local" else origin for origin in origins]
 
     def with_inferred_origin(self, ins: ptx.Instruction) -> ptx.Instruction:
