@@ -18,14 +18,8 @@ import numpy.typing as npt
 from gpud.errors import ConnectionLost, GpudError, OutOfMemory
 from gpud.wire.messages import Allocate, Download, Upload
 from gpud_client.connection.faces import operation
-from gpud_client.connection.protocol_state import (
-    Notification,
-    Operation,
-    PendingJob,
-    PendingJobs,
-    ProtocolState,
-    Request,
-)
+from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
+from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.launch.streams import Stream
 

@@ -20,7 +20,7 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from gpud_client.connection.protocol_state import Request
+from gpud_client.connection.pending import Request
 from tests.gpu.host_process import MEMORY_BYTES
 from tests.gpu.served_daemon import TIMEOUT_S, Served
 from tests.unit.cpu.device_helpers import until

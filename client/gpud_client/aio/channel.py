@@ -16,16 +16,15 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud_client.connection.protocol_state import (
+from gpud_client.connection.pending import (
     Notification,
     Operation,
     PendingJob,
     PendingJobs,
-    ProtocolState,
     Request,
-    connection_lost,
     wake,
 )
+from gpud_client.connection.protocol_state import ProtocolState, connection_lost
 
 __all__ = ["AsyncChannel"]
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gpud_client.cli import formatting
-from gpud_client.cli.minimal_client import MinimalClient
-from gpud_client.cli.output import JsonOption, LimitOption, SocketOption, emit, say
+from gpud_client.cli.output import JsonOption, LimitOption, SocketOption, connect, emit, say
 
 __all__ = ["events", "trace"]
 
@@ -29,7 +28,7 @@ def events(
 
     With --json and --follow every event is one document on a line of its own.
     """
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         latest = client.query("events", limit)
         if as_json and not follow:
             emit(latest)
@@ -53,7 +52,7 @@ def trace(
     socket: SocketOption = None,
 ) -> None:
     """Write each job's allocation over time as a Chrome trace: open it in ui.perfetto.dev."""
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         document = client.query("trace", limit)
     text = json.dumps(document)
     if str(output) == "-":

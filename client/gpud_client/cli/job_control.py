@@ -12,8 +12,7 @@ from gpud import units
 from gpud.errors import GpudError
 from gpud_client.cli import formatting
 from gpud_client.cli.exit_status import FAILED
-from gpud_client.cli.minimal_client import MinimalClient
-from gpud_client.cli.output import JsonOption, SocketOption, emit, say
+from gpud_client.cli.output import JsonOption, SocketOption, connect, emit, say
 
 __all__ = ["cancel", "parse_job", "resize", "share_of"]
 
@@ -34,7 +33,7 @@ def parse_job(text: str) -> tuple[int, int]:
 
 def _present_jobs(incomplete: str) -> list[tuple[str, str]]:
     """Ids of jobs with the prefix that was typed, and their kernels, for shell completion."""
-    with suppress(GpudError), MinimalClient() as client:
+    with suppress(GpudError), connect(None) as client:
         return [
             (
                 job["id"],
@@ -69,7 +68,7 @@ def resize(
         raise typer.BadParameter("give --quota or --reservation, one of them")
     for written in (quota, reservation):
         share_of(written, 1)  # finds a syntax error without a daemon
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         row = client.describe(which)
         if row is None:
             raise GpudError(f"no job {job} waits or runs; see gpuctl ps and gpuctl history")
@@ -97,7 +96,7 @@ def cancel(
     """End jobs. Fails if one of them is unknown or has ended already; the others are ended."""
     wanted = [(job, parse_job(job)) for job in jobs]
     rows: list[dict[str, Any]] = []
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         for job, which in wanted:
             try:
                 ended = client.cancel(which)

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from gpud_client.cli.minimal_client import MinimalClient
+
 __all__ = [
     "Column",
     "JsonOption",
     "LimitOption",
     "SocketOption",
+    "connect",
     "console",
     "emit",
     "print_table",
@@ -79,6 +82,17 @@ class Column(NamedTuple):
     least: int | None = None
     wraps: bool = False
     brief: Callable[[Any], str] | None = None
+
+
+def connect(socket: str | None) -> MinimalClient:
+    """Connect to the daemon. What this needs is loaded here, as help does without.
+
+    Raises:
+        ConnectionLost: no daemon listens there, or another program does.
+    """
+    from gpud_client.cli.minimal_client import MinimalClient
+
+    return MinimalClient(socket)
 
 
 def emit(document: Any) -> None:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpud.errors import ConnectionLost
 from gpud_client.cli import formatting
 from gpud_client.cli.exit_status import FAILED
-from gpud_client.cli.minimal_client import MinimalClient
 from gpud_client.cli.output import (
     Column,
     JsonOption,
     LimitOption,
     SocketOption,
+    connect,
     emit,
     print_table,
     say,
 )
+
+if TYPE_CHECKING:
+    from gpud_client.cli.minimal_client import MinimalClient
 
 __all__ = ["DEVICES", "JOBS", "doctor", "headline", "history", "kernels", "memory", "ps", "status"]
 
@@ -138,7 +141,7 @@ def ps(
     as_json: JsonOption = False,
 ) -> None:
     """List the jobs that wait or run; with --all also those that have ended."""
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         answer = client.query("jobs")
         if all_jobs:
             ended = client.query("history").get("jobs", [])
@@ -153,7 +156,7 @@ def kernels(
     limit: LimitOption = 0, socket: SocketOption = None, as_json: JsonOption = False
 ) -> None:
     """List the loaded kernels and the form that each was brought into."""
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         answer = client.query("kernels", limit)
     if as_json:
         emit(answer)
@@ -163,7 +166,7 @@ def kernels(
 
 def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """Show which processes use which device, and how much of its memory they hold."""
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         answer = client.query("memory")
     if as_json:
         emit(answer)
@@ -176,7 +179,7 @@ def history(
     limit: LimitOption = 20, socket: SocketOption = None, as_json: JsonOption = False
 ) -> None:
     """List jobs that have ended, the latest last."""
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         answer = client.query("history", limit)
     if as_json:
         emit(answer)
@@ -186,7 +189,7 @@ def history(
 
 def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """Check the daemon and what it depends on; say what to do about problems."""
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         answer = client.query("doctor")
     checks = answer.get("checks", [])
     bad = any(check.get("state") == "problem" for check in checks)
@@ -206,7 +209,7 @@ def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
     end = time.monotonic() + wait_s
     while True:
         try:
-            return MinimalClient(socket)
+            return connect(socket)
         except ConnectionLost:
             if time.monotonic() >= end:
                 raise

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpud_client.cli import formatting
-from gpud_client.cli.minimal_client import MinimalClient
-from gpud_client.cli.output import JsonOption, SocketOption, console, emit, table
+from gpud_client.cli.output import JsonOption, SocketOption, connect, console, emit, table
 from gpud_client.cli.queries import JOBS, headline
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
+
+    from gpud_client.cli.minimal_client import MinimalClient
 
 __all__ = ["top"]
 
@@ -46,7 +47,7 @@ def top(
 
     With --json every refresh is one document on a line of its own.
     """
-    with MinimalClient(socket) as client:
+    with connect(socket) as client:
         looks = _snapshots(client, interval, count)
         if as_json:
             for look in looks:

@@ -23,15 +23,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud_client.connection.protocol_state import (
-    Notification,
-    Operation,
-    PendingJob,
-    PendingJobs,
-    ProtocolState,
-    Request,
-    connection_lost,
-)
+from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
+from gpud_client.connection.protocol_state import ProtocolState, connection_lost
 from gpud_client.connection.socket_reader import SocketReader
 
 __all__ = ["Channel"]

@@ -32,7 +32,7 @@ from typing import (
     overload,
 )
 
-from gpud_client.connection.protocol_state import Operation
+from gpud_client.connection.pending import Operation
 
 __all__ = ["Awaited", "Blocking", "operation", "queried"]
 

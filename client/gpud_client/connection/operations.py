@@ -6,7 +6,7 @@ from typing import Any
 
 from gpud.errors import GpudError
 from gpud.wire.messages import TOPICS, Cancel, Describe, Follow, Query, Resize
-from gpud_client.connection.protocol_state import Operation, Request
+from gpud_client.connection.pending import Operation, Request
 
 __all__ = ["cancel", "describe", "follow", "query", "resize"]
 

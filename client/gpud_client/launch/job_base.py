@@ -11,7 +11,8 @@ from gpud.units import SessionId, Share, job_id, job_name
 from gpud.wire.messages import Finished
 from gpud_client.connection import operations
 from gpud_client.connection.faces import operation, queried
-from gpud_client.connection.protocol_state import Operation, ProtocolState
+from gpud_client.connection.pending import Operation
+from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.launch.shares import resolve
 from gpud_client.launch.unretrieved import Failure
@@ -40,7 +41,7 @@ class JobBase:
         total: Its task blocks.
     """
 
-    # See `gpud_client.connection.protocol_state.PendingJob`. Of the class, so that making a job
+    # See `gpud_client.connection.pending.PendingJob`. Of the class, so that making a job
     # sets no more than it has to.
     _ref = (0, 0)
     _settled = False

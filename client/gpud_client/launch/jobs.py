@@ -11,7 +11,7 @@ from typing import Any
 
 from gpud.errors import JobCancelled
 from gpud_client.connection.faces import Blocking
-from gpud_client.connection.protocol_state import wake
+from gpud_client.connection.pending import wake
 from gpud_client.launch.job_base import JobBase
 
 __all__ = ["Job"]

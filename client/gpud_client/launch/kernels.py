@@ -11,7 +11,7 @@ from gpud.errors import LaunchConfigError, from_wire
 from gpud.wire.messages import Measure
 from gpud_client.arrays import ArrayBase
 from gpud_client.connection.faces import operation
-from gpud_client.connection.protocol_state import Operation, Request
+from gpud_client.connection.pending import Operation, Request
 from gpud_client.devices import Device
 from gpud_client.launch.argument_packer import ArgumentPacker
 from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3, as_shared

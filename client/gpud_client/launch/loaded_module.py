@@ -7,7 +7,8 @@ from typing import Any
 
 from gpud.errors import KernelNotFound
 from gpud.wire.messages import Unload
-from gpud_client.connection.protocol_state import PendingJobs, ProtocolState
+from gpud_client.connection.pending import PendingJobs
+from gpud_client.connection.protocol_state import ProtocolState
 
 __all__ = ["LoadedModule"]
 

@@ -13,7 +13,8 @@ from gpud.errors import UnknownName
 from gpud.wire.messages import Compile, ReadSymbol, Unload, WriteSymbol
 from gpud_client.arrays import Shape, as_dtype, as_shape
 from gpud_client.connection.faces import operation
-from gpud_client.connection.protocol_state import Operation, ProtocolState, Request
+from gpud_client.connection.pending import Operation, Request
+from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.launch.loaded_module import LoadedModule
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from gpud_client.connection.protocol_state import PendingJob
+from gpud_client.connection.pending import PendingJob
 
 __all__ = ["Failure", "log_cancelled", "log_failed"]
 

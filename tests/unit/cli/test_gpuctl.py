@@ -504,16 +504,25 @@ def test_a_closed_pipe_is_quiet(peer: Peer) -> None:
         assert command.stderr.read() == ""
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["status"], ["ps", "--json"], ["cancel", "3.17"]]
-)
-def test_commands_that_look_load_no_numpy(arguments: list[str], peer: Peer) -> None:
+def modules_loaded_by(arguments: list[str]) -> set[str]:
     script = (
         "import sys; from gpud_client.cli import main; main()\n"
-        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+        "print(*sys.modules, file=sys.stderr)"
     )
     env = {**os.environ, "PYTHONPATH": "client"}
     done = subprocess.run([sys.executable, "-c", script, *arguments],
                           env=env, capture_output=True, text=True, check=True)  # fmt: skip
-    loaded = set(done.stderr.split())
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["status"], ["ps", "--json"], ["cancel", "3.17"]]
+)
+def test_commands_that_look_load_no_numpy(arguments: list[str], peer: Peer) -> None:
+    loaded = modules_loaded_by(arguments)
     assert loaded & {"numpy", "llvmlite", "cuda", "uvloop", "asyncio"} == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ps", "--help"]])
+def test_help_loads_nothing_of_the_wire(arguments: list[str]) -> None:
+    assert modules_loaded_by(arguments) & {"msgpack", "gpud.wire"} == set()

@@ -10,7 +10,7 @@ import pytest
 
 import gpud_client as gc
 from gpud_client.connection.faces import Awaited, Blocking, operation, queried
-from gpud_client.connection.protocol_state import Operation
+from gpud_client.connection.pending import Operation
 
 T = TypeVar("T")
 FACES = [
