@@ -1,4 +1,7 @@
-"""Pointers that grow from thread to thread, and uniform conditions."""
+"""Pointers that grow from thread to thread under conditions.
+
+Those without: ``tests/faults/out_of_bounds/affine.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,6 @@ from gpud.errors import IllegalAddress
 from tests.unit.cpu.codegen.checked_arena import HEAD, Arena
 
 SOURCE = r"""
-extern "C" __global__ void shifted(int* a, const int* b, int shift) {
-    int i = (int)threadIdx.x + shift;
-    a[i] = b[i] + 1;
-}
-extern "C" __global__ void strided(int* a, int by, unsigned from) {
-    unsigned i = threadIdx.x * by + from;
-    a[i] += 1;
-}
-extern "C" __global__ void plane(int* a, int pitch, int shift) {
-    a[((int)threadIdx.y * pitch - (int)threadIdx.x) + shift] += 1;
-}
 extern "C" __global__ void between(int* a, int first, int end) {
     int i = (int)threadIdx.x + first;
     if (i >= 0 && i < end) a[i] = i + 1;
@@ -79,63 +71,6 @@ SIGNED = "cvt.s64.s32 %rd2, %r4; shl.b64 %rd2, %rd2, 2; add.s64 %rd2, %rd2, %rd1
 def outside(error: object, address: int, thread: tuple[int, int, int]) -> bool:
     assert isinstance(error, IllegalAddress)
     return (error.address, error.thread) == (address, thread)
-
-
-def test_affine_pointers_equal_the_programs(world: Arena) -> None:
-    words = world.words(np.int32)
-    words[:] = np.arange(len(words))
-    for shift in (0, 3, -100, len(words) - 512 - 64):
-        values = (world.base + 4 * 512, world.base + 4 * 256, np.int32(shift))
-        assert world.run(SOURCE, *values, name="shifted", block=64) is None
-        made = words[512 + shift :][:64]
-        assert (made == words[256 + shift :][:64] + 1).all()
-
-
-def test_one_of_two_arrays_at_each_end(world: Arena) -> None:
-    def shifted(a: int, b: int, shift: int) -> object:
-        return world.run(SOURCE, a, b, np.int32(shift), name="shifted", block=64)
-
-    middle, end = world.base + 4 * 512, world.end
-    assert shifted(middle, end - 4 * 64, 0) is None
-    assert shifted(end - 4 * 64, middle, 0) is None
-    assert shifted(middle, world.base + 4 * 7, -7) is None
-    assert outside(shifted(middle, end - 4 * 63, 0), end, (63, 0, 0))
-    assert outside(shifted(end - 4 * 63, middle, 0), end, (63, 0, 0))
-    assert outside(shifted(middle, world.base + 4 * 7, -8), world.base - 4, (0, 0, 0))
-
-
-def test_indices_that_wrap_in_32_bits_are_not_affine(world: Arena) -> None:
-    words = world.words(np.int32)
-    words[:] = 0
-    # Thread 40 is the first whose sum wraps: it and those after it are at the array's start.
-    a = world.base + 4 * 4096
-
-    def strided(first: int, by: int, start: int) -> object:
-        return world.run(
-            SOURCE, first, np.int32(by), np.uint32(start % 2**32), name="strided", block=64
-        )
-
-    start = 2**32 - 40 * 8
-    assert outside(strided(a, 8, start), a + 4 * start, (0, 0, 0))
-    # The other way round: the threads before the wrap are in the arena, those after it are not.
-    far = world.base - 4 * start
-    assert outside(strided(far, 8, start), far, (40, 0, 0))
-    # Signed: from 2**31 - 1 to -2**31.
-    start = 2**31 - 10
-    values = (a, world.base, np.int32(start))
-    assert outside(
-        world.run(SOURCE, *values, name="shifted", block=64), world.base + 4 * start, (0, 0, 0)
-    )
-    # No neighbours, no wrap: strides of both signs.
-    words[:] = 0
-    assert strided(world.base, 16, 5) is None
-    assert words.nonzero()[0].tolist() == [5 + 16 * t for t in range(64)]
-    assert (
-        world.run(SOURCE, a, np.int32(-70), np.int32(63 + 70 * 3), name="plane", block=(64, 4))
-        is None
-    )
-    made = sorted(63 + 70 * 3 - 70 * y - x for y in range(4) for x in range(64))
-    assert (words[4096:].nonzero()[0] == made).all()
 
 
 def test_threads_excluded_by_a_condition(world: Arena) -> None:
