@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 import pytest_asyncio
 
@@ -27,7 +26,6 @@ from gpud.errors import InvalidArgument
 from gpud.server.ipc.listener import listen
 from gpud.units import SessionId
 from gpud.wire import messages as wm
-from gpud.wire.framing import frame
 from gpud.wire.message_table import Sender
 from gpud.wire.socket_path import check_fallback_folder
 from tests.fake_host.host import Behaviour, FakeHost
@@ -265,54 +263,6 @@ async def test_a_client_cannot_say_where_results_are_kept(scene: Scene) -> None:
 
 
 # -- input ----------------------------------------------------------------------------------------
-
-CODE = wm.CLIENT_PROTOCOL.codes
-NAN = float("nan")
-DEEP: Any = []
-for _ in range(400):
-    DEEP = [DEEP]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "values",
-    [
-        [CODE[wm.Allocate], 5, True, 1],
-        [CODE[wm.Allocate], 5, 0, True],
-        [CODE[wm.Allocate], 5, 0, 1.0],
-        [CODE[wm.Allocate], 5, 0, NAN],
-        [CODE[wm.Allocate], 5, 256, 1],
-        [CODE[wm.Allocate], 5, 0, 1 << 64 - 1, 0],
-        [CODE[wm.Cancel], 5, [1, 1 << 32]],
-        [CODE[wm.Cancel], 5, [1, True]],
-        [CODE[wm.Cancel], 5, [1]],
-        [CODE[wm.Resize], 5, [1, 1], None, [1, 0]],
-        [CODE[wm.Resize], 5, [1, 1], None, [0, 1]],
-        [CODE[wm.Resize], 5, [1, 1], None, [NAN, 1]],
-        [CODE[wm.Resize], 5, [1, 1], None, [-1, 1]],
-        [CODE[wm.Resize], 5, [1, 1], None, 1],
-        [CODE[wm.Describe], 5, [[1, 1]] * 4097],
-        [CODE[wm.Describe], 5, []],
-        [CODE[wm.Describe], 5, DEEP],
-        [CODE[wm.Follow], 5, 1],
-        [CODE[wm.Query], 5, "status", -1],
-        [CODE[wm.Compile], 5, 0, "x", ["k"] * 257],
-        [CODE[wm.Compile], 5, 0, "x", [["k"]]],
-        [CODE[wm.Compile], 5, 0, b"x", []],
-        [CODE[wm.Measure], 5, 1, 0, [1, 1, 1, 1], 0],
-        [CODE[wm.Measure], 5, 1, 1 << 16, [1, 1, 1], 0],
-        [CODE[wm.WriteSymbol], 5, 1, "x", 1 << 63, b""],
-    ],
-    ids=str,
-)
-async def test_values_of_another_kind(scene: Scene, values: Any) -> None:
-    before = scene.state()
-    scene.bob.raw(frame(msgpack.packb(values)))
-    failed = await scene.bob.expect(wm.Failed)
-    assert failed.error["code"] == "protocol"
-    assert len(failed.error["message"]) < 1000
-    assert scene.state() == before
-    assert (await scene.bob.query("status"))["sessions"] == 2
 
 
 @pytest.mark.asyncio

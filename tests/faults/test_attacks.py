@@ -531,15 +531,6 @@ def test_the_same_source_in_two_sessions_has_two_sets_of_variables(world: World)
         assert out.get()[0] == 42
 
 
-def test_what_another_session_left_cannot_be_read(world: World) -> None:
-    with gc.connect(world.root.path) as one:
-        before = one.array(np.full(100_000, 7, np.uint8)).ptr
-    with gc.connect(world.root.path) as other:
-        now = other.zeros(100_000, np.uint8)
-        assert now.ptr == before, "the addresses are used again"
-        assert not now.get().any()
-
-
 STRAY = 'extern "C" __global__ void k(int* p) { p[threadIdx.x] = 5; }'
 
 
@@ -578,28 +569,3 @@ def test_arrays_of_another_device_and_a_new_host() -> None:
         kernel.submit(1, 4, (here,)).result(TIMEOUT_S)
         assert here.get().tolist() == [5] * 4
         assert theirs.get().tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("name", ["gpud_arena", "gpud_heap", "gpud_loop_slots"])
-def test_gpuds_variables_are_nobodys(world: World, name: str) -> None:
-    module = world.gpu.module(SECRET, ["k"])
-    with pytest.raises(gc.GpudError):
-        module.symbol(name).set(bytes(16))
-
-
-@pytest.mark.parametrize(
-    ("grid", "block", "shared"),
-    [
-        (1 << 40, 32, 0),
-        ((1, 1 << 40, 1), 32, 0),
-        (1, 2048, 0),
-        (1, (1, 1, 65), 0),
-        (1, 32, 1 << 40),
-    ],
-)
-def test_launches_beyond_every_limit(
-    world: World, grid: int | tuple[int, ...], block: int | tuple[int, ...], shared: int
-) -> None:
-    kernel = world.gpu.kernel(SECRET, "k")
-    with pytest.raises((ValueError, gc.GpudError)):
-        kernel.submit(grid, block, (world.arrays["out"],), shared=shared).result(TIMEOUT_S)

@@ -181,31 +181,18 @@ async def test_a_fault_is_told_with_what_the_front_knows(world: World) -> None:
     assert list(error.array or ()) == [address, 100]
 
 
-async def test_checks_that_are_off_are_seen(world: World) -> None:
-    await world.start(FakeHost(auto=True), bounds_checks="off")
+@pytest.mark.parametrize("on", [True, False])
+async def test_whether_accesses_are_checked_is_seen(world: World, on: bool) -> None:
+    await world.start(FakeHost(auto=True), **{} if on else {"bounds_checks": "off"})
     client = await world.client()
     await compiled(client, PTX.format(name="k"))
     (ptx,) = world.host.modules.values()
-    assert "gpud_arena" not in ptx
-    assert (await client.query("status"))["bounds_checks"] is False
-    (check,) = [
-        one for one in (await client.query("doctor"))["checks"] if one["name"] == "bounds checks"
-    ]
-    assert check["state"] == "warning"
-    assert "--bounds-checks" in check["detail"]
-
-
-async def test_checks_are_on_by_default(world: World) -> None:
-    await world.start(FakeHost(auto=True))
-    client = await world.client()
-    await compiled(client, PTX.format(name="k"))
-    (ptx,) = world.host.modules.values()
-    assert "gpud_arena" in ptx
-    assert (await client.query("status"))["bounds_checks"] is True
-    (check,) = [
-        one for one in (await client.query("doctor"))["checks"] if one["name"] == "bounds checks"
-    ]
-    assert (check["state"], check["detail"]) == ("ok", "on")
+    assert ("gpud_arena" in ptx) is on
+    assert (await client.query("status"))["bounds_checks"] is on
+    checks = {one["name"]: one for one in (await client.query("doctor"))["checks"]}
+    check = checks["bounds checks"]
+    assert check["state"] == ("ok" if on else "warning")
+    assert check["detail"] == "on" if on else "--bounds-checks" in check["detail"]
 
 
 async def test_a_module_that_is_unloaded_before_it_was_loaded_is_not_loaded(world: World) -> None:

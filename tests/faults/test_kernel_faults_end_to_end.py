@@ -54,16 +54,6 @@ extern "C" __global__ void fails_late(volatile int* gate, int* done, int* nowher
     if (blockIdx.x == at) *nowhere = 1;
     atomicAdd(done, 1);
 }
-extern "C" __global__ void first_fails(volatile int* gate, int* done) {
-    if (threadIdx.x) return;
-    if (blockIdx.x == 0) {
-        while (!gate[1]) {}
-        __trap();
-    }
-    atomicAdd((int*)gate + 1, 1);
-    while (!gate[0]) {}
-    atomicAdd(done, 1);
-}
 extern "C" __global__ void waits(volatile int* gate, int* done) {
     if (threadIdx.x == 0) {
         atomicAdd((int*)gate + 1, 1);
@@ -72,11 +62,6 @@ extern "C" __global__ void waits(volatile int* gate, int* done) {
     }
 }
 extern "C" __global__ void endless(volatile int* p) { while (true) p[threadIdx.x] += 1; }
-extern "C" __global__ void slow(int* done, int rounds) {
-    volatile float x = 1;
-    for (int i = 0; i < rounds; i++) x = x * 1.0001f;
-    if (threadIdx.x == 0) atomicAdd(done, 1);
-}
 """
 LINES = SOURCE.splitlines()
 
@@ -163,13 +148,6 @@ def test_a_null_pointer(module: gc.Module) -> None:
     assert "null" in str(error)
 
 
-def test_a_session_without_arrays_reaches_nothing(gpu: gc.Session) -> None:
-    store = gpu.kernel(SOURCE, "store")
-    error = fault(store.submit(1, 1, (np.uint64(1 << 45), 0, 7)))
-    assert type(error) is gc.IllegalAddress
-    assert (error.array, error.distance) == (None, None)
-
-
 def test_pointers_from_memory_and_in_functions(
     gpu: gc.Session, other: gc.Session, module: gc.Module
 ) -> None:
@@ -223,40 +201,7 @@ def test_a_trap(module: gc.Module, name: str, cause: str) -> None:
     assert error.line is not None
 
 
-def test_a_failed_assertion(module: gc.Module) -> None:
-    error = fault(module.kernel("asserts").submit((2, 3), 32, (1,)))
-    assert error.cause == "assertion `n < 4' failed"
-    assert error.file.endswith(".cu")
-    assert error.file_line == line_of("assert(n < 4)")
-    assert error.function == "void asserts(unsigned int)"
-    assert error.task_block in [(1, y, 0) for y in range(3)]
-    assert error.thread == (5, 0, 0)
-
-
-def test_which_launch_of_a_sequence(gpu: gc.Session, module: gc.Module) -> None:
-    x = gpu.zeros(128, np.int32)
-    store = module.kernel("store")
-    calls = [store.call(1, 32, (x, 0, 1)), module.kernel("traps").call(4, 32, (2,)),
-             store.call(1, 32, (x, 32, 2))]  # fmt: skip
-    error = fault(gpu.sequence(calls))
-    assert (error.launch, error.kernel, error.task_block) == (1, "traps", (2, 0, 0))
-    assert x.get().tolist() == [1] * 32 + [0] * 96
-
-
 # -- what goes on ----------------------------------------------------------------------------------
-
-
-def test_blocks_that_wait_for_one_that_has_failed_do_not_hold_the_job(
-    gpu: gc.Session, module: gc.Module
-) -> None:
-    """As blocks of a scan do, which wait for their predecessors."""
-    gate, done = gpu.zeros(2, np.int32), gpu.zeros(1, np.int32)
-    error = fault(module.kernel("first_fails").submit(1000, 32, (gate, done)))
-    assert error.task_block == (0, 0, 0)
-    # Those that had begun were ended, and no more began: 64 are resident at once.
-    assert 1 <= gate.get()[1] <= 64
-    assert done.get()[0] == 0
-    module.kernel("store").submit(4, 32, (gpu.zeros(128, np.int32), 0, 1)).result(TIMEOUT_S)
 
 
 def test_another_job_on_the_same_sms_goes_on(
@@ -308,14 +253,6 @@ def test_an_endless_kernel_with_a_timeout_is_ended_alone(
     assert done.get()[0] == 4
     # The device is whole again.
     module.kernel("store").submit(4, 32, (gpu.zeros(128, np.int32), 0, 1)).result(TIMEOUT_S)
-
-
-def test_a_job_that_comes_to_an_end_within_its_timeout_is_right(
-    gpu: gc.Session, module: gc.Module
-) -> None:
-    done = gpu.zeros(1, np.int32)
-    module.kernel("slow").submit(500, 32, (done, 100), timeout=TIMEOUT_S).result(TIMEOUT_S)
-    assert done.get()[0] == 500
 
 
 def test_an_endless_kernel_is_ended_alone_when_it_is_cancelled(

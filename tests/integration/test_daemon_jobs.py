@@ -246,17 +246,6 @@ async def test_a_job_that_does_not_leave_costs_its_device_host(world: World) -> 
     assert (await other.query("status"))["devices"][0]["restarts"] == 1
 
 
-async def test_timeout(world: World) -> None:
-    client = await world.client()
-    client.submit(1, await client.kernel("slow"), 1000, timeout_ns=10 * MS)
-    await until(lambda: world.host.jobs)
-    await until(lambda: next(iter(world.host.jobs.values())).ending)
-    world.host.run()
-    finished = await client.finished(1)
-    assert finished.state == "failed"
-    assert finished.error["code"] == "job-timeout"
-
-
 async def test_the_log_has_the_first_failure_and_how_many(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import select
 import shutil
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -25,7 +23,7 @@ from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud_client.connection.daemon_socket import connect_socket
-from tests.integration.daemon_world import PTX, launch
+from tests.integration.daemon_world import launch
 
 TIMEOUT_S = 60.0
 
@@ -191,41 +189,6 @@ def gone(pid: int) -> bool:
         os.close(descriptor)
 
 
-def test_a_kernel_runs_and_writes_into_memory_that_the_client_has_mapped(daemon: Process) -> None:
-    daemon.start()
-    assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
-    client = daemon.client()
-    module = client.kernel(PTX.format(name="k"))
-    address, memory = client.array(4 * 1000)
-    with memory:
-        for number in range(1, 4):
-            memory[:] = bytes(len(memory))
-            client.submit(number, module, address, 1000)
-            finished = client.expect(wm.Finished)
-            assert finished.state == "done", finished
-            assert finished.progress == (1000, 1000)
-            assert struct.unpack("<1000I", memory[:4000]) == tuple(range(1000))
-
-
-def test_online_jobs_take_room_from_offline_ones_and_give_it_back(daemon: Process) -> None:
-    daemon.start()
-    client = daemon.client()
-    spin = client.kernel(SPIN)
-    address, memory = client.array(4096)
-    with memory:
-        client.submit(1, spin, address, 64, reservation=(1, 1))
-        client.submit(2, spin, address, 64, stream=2)
-        while True:
-            rows = client.ask(lambda r: wm.Query(r, "jobs"), wm.Answer).value["jobs"]
-            if [row["state"] for row in rows] == ["running", "running"]:
-                break
-        assert [row["allocation"] for row in rows] == ["1", "1"]
-        assert [row["kind"] for row in rows] == ["online", "offline"]
-        memory[:4] = b"\1\0\0\0"
-        for _ in range(2):
-            assert client.expect(wm.Finished).state == "done"
-
-
 NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
@@ -306,40 +269,6 @@ def test_a_second_daemon_is_refused(daemon: Process) -> None:
     daemon.client()
 
 
-def test_a_crashed_host_is_replaced(daemon: Process) -> None:
-    process = daemon.start()
-    client = daemon.client()
-    module, spin = client.kernel(PTX.format(name="k")), client.kernel(SPIN)
-    address, memory = client.array(4096)
-    with memory:
-        client.submit(1, spin, address)
-        client.submit(2, module, address)
-        row = client.ask(lambda r: wm.Query(r, "status"), wm.Answer).value["devices"][0]
-        os.kill(row["pid"], signal.SIGKILL)
-        lost = client.expect(wm.Finished)
-        assert lost.number == 1
-        assert lost.error["code"] == "device-lost"
-        assert "SIGKILL" in lost.error["message"]
-        finished = client.expect(wm.Finished)
-        assert finished.error is None
-        assert struct.unpack("<4I", memory[:16]) == (0, 1, 2, 3)
-    process.terminate()
-    assert daemon.ended(process)[0] == 0
-
-
-def test_a_compile_process_that_is_killed_costs_nobody_a_program(daemon: Process) -> None:
-    process = daemon.start()
-    client = daemon.client()
-    first = client.kernel(PTX.format(name="k"))
-    checks = client.ask(lambda r: wm.Query(r, "doctor"), wm.Answer).value["checks"]
-    detail = next(check["detail"] for check in checks if check["name"] == "compiler")
-    compiler = int(re.findall(r"\d+", detail)[0])  # "processes: 123; 1 programs compiled, ..."
-    assert compiler in children(process.pid)
-    os.kill(compiler, signal.SIGKILL)
-    assert gone(compiler)
-    assert client.kernel(PTX.format(name="other")) > first
-
-
 def test_socket_activation(daemon: Process) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(daemon.path))
@@ -353,28 +282,6 @@ def test_socket_activation(daemon: Process) -> None:
         process.terminate()
         assert daemon.ended(process)[0] == 0
         assert daemon.path.exists()  # it is systemd's
-
-
-def test_the_event_log_replays(daemon: Process) -> None:
-    from gpud.core.replay import steps
-
-    log = daemon.folder / "events.jsonl"
-    process = daemon.start("--event-log", str(log))
-    client = daemon.client()
-    module = client.kernel(PTX.format(name="k"))
-    address, memory = client.array(4096)
-    memory.close()
-    for number in range(1, 20):
-        more = {"reservation": (1, 1), "stream": 1} if number % 3 else {"quota": (2, 1)}
-        client.submit(number, module, address, 4 * number, **more)
-    for _ in range(1, 20):
-        assert client.expect(wm.Finished).state == "done"
-    process.terminate()
-    assert daemon.ended(process)[0] == 0
-    replayed = list(steps(log.read_text().splitlines()))
-    assert len(replayed) > 40
-    assert all(step.agrees for step in replayed)
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 def test_json_logs(daemon: Process) -> None:

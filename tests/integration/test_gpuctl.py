@@ -338,60 +338,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(found)
 
 
-def test_a_drained_daemon_exits_with_0_and_leaves_no_socket(folder: Path) -> None:
-    daemon = Daemon(folder, "--log-format", "json")
-    assert daemon.stop() == 0
-    assert not daemon.socket.exists()
-    for line in daemon.log.read_text().splitlines():
-        assert "level" in json.loads(line)
-    assert daemon.gpuctl("status")[0] == 3
-
-
-def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
-    with daemon.start("serve", "--device", "cpu:1", program=GPUD) as second:
-        _, err = second.communicate(timeout=60)
-    assert second.returncode == 1
-    assert str(daemon.process.pid) in err
-    assert daemon.gpuctl("status")[0] == 0
-
-
-def test_a_daemon_ends_with_its_parent(folder: Path) -> None:
-    script = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen(sys.argv[1:])\n"
-        "print(child.pid, flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
-    path = folder / "s"
-    env = {
-        **os.environ, "XDG_CACHE_HOME": str(folder), "XDG_CONFIG_HOME": str(folder),
-        "PYTHONPATH": "client",
-    }  # fmt: skip
-    serve = [*GPUD, "serve", "--device", "cpu:1", "--socket", str(path), "--exit-with-parent"]
-    with (folder / "log").open("wb") as log, subprocess.Popen(
-        [sys.executable, "-c", script, *serve], env=env, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-    ) as parent:  # fmt: skip
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        looking = [*GPUCTL, "status", "--socket", str(path)]
-        wait_until(
-            lambda: (
-                subprocess.run(looking, env=env, capture_output=True, check=False).returncode == 0
-            )
-        )
-        parent.kill()
-    wait_until(lambda: not path.exists() and not _runs(pid))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_the_event_log_of_a_daemon_replays(folder: Path) -> None:
     log = folder / "events"
     daemon = Daemon(folder, "--event-log", str(log))

@@ -14,7 +14,6 @@ from gpud.device.host import messages as m
 from gpud.errors import (
     InvalidArgument,
     KernelNotFound,
-    KernelTrap,
     LaunchConfigError,
     ProtocolError,
     PTXSyntaxError,
@@ -243,22 +242,6 @@ def test_commands_for_a_job_that_has_ended_are_ignored(session: Session) -> None
     assert not [e for e in peer.events if not isinstance(e, m.Log)]
 
 
-def test_a_trap_fails_its_job_alone(session: Session) -> None:
-    peer, bad, good = session.peer, session.new_job(), session.new_job()
-    peer.start(good, session.number, [session.gated()])
-    parameters = struct.pack("<i", 3)
-    peer.start(bad, session.number, [row(session.module, "traps", 8, 32, parameters)])
-    ended = peer.ended(bad)
-    assert ended.error is not None
-    error = from_wire(ended.error)
-    assert isinstance(error, KernelTrap)
-    assert (error.kernel, error.cause) == ("traps", "trap")
-    assert error.line is not None
-    assert not ended.complete
-    session.open()
-    assert peer.ended(good).complete
-
-
 def test_what_a_kernel_prints(session: Session) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [row(session.module, "says", 3)])
@@ -368,11 +351,3 @@ def test_symbols(session: Session) -> None:
         peer.ask(lambda t: m.WriteSymbol(t, module, "coefficient", 13, b"1234"))
     with pytest.raises(UnknownName, match="no variable 'absent'"):
         peer.ask(lambda t: m.ReadSymbol(t, module, "absent", 0, 1))
-
-
-def test_two_modules_have_their_own_symbols(session: Session) -> None:
-    peer = session.peer
-    peer.load(7002, session.number)
-    peer.ask(lambda t: m.WriteSymbol(t, 7002, "counter", 0, b"abcd"))
-    own = peer.ask(lambda t: m.ReadSymbol(t, session.module, "counter", 0, 4))
-    assert own == b"\x07\0\0\0"

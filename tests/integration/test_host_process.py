@@ -12,33 +12,7 @@ import pytest
 
 from gpud.compiler.pipeline import compile_program
 from gpud.device.host import messages as m
-from gpud.errors import IllegalAddress, from_wire
-from gpud.units import JobId
-from gpud.wire.framing import frame
-from tests.unit.cpu.device_helpers import rewritten
 from tests.unit.host.front_peer import SOURCE, TIMEOUT_S, Peer, Session, row
-
-
-def test_a_message_that_is_none_is_answered_and_the_host_goes_on() -> None:
-    peer = Peer("cpu:1")
-    # ReadProgress with ticket 7, StartRun of job 5, ResizeJob of one that is not there.
-    for body in (b"\x92\x09\x07", b"\x92\x06\x05", b"\x92\x07\x01"):
-        peer.socket.sendall(frame(body))
-    assert peer.take(m.Refused).ticket == 7
-    assert peer.take(m.RunEnded).job == 5
-    peer.barrier()
-    assert peer.close() == 0
-
-
-@pytest.mark.parametrize(
-    "data", [b"\xff\xff\xff\xff garbage", frame(b"\x91\xcc\xc8"), frame(b"\xc0")]
-)
-def test_a_command_that_cannot_be_answered_ends_the_host(data: bytes) -> None:
-    peer = Peer("cpu:1")
-    peer.socket.sendall(data)
-    with pytest.raises(ConnectionError):
-        peer.take(m.Replied)
-    assert peer.close() == 3
 
 
 def test_a_closed_socket_ends_a_host_whose_kernels_never_end() -> None:
@@ -49,22 +23,6 @@ def test_a_closed_socket_ends_a_host_whose_kernels_never_end() -> None:
     session.until_started(1)
     peer.socket.close()
     assert peer.process.wait(2) == 0
-
-
-def test_a_wild_address_ends_its_job_and_only_its_job() -> None:
-    peer = Peer("cpu:1")
-    session = Session(peer, 1)
-    peer.measure(session.module, "add")
-    peer.start(1, 1, [row(session.module, "add", 1, 32, struct.pack("<QI", 8, 1))])
-    told = peer.ended(1).error
-    assert told is not None
-    error = from_wire(told)
-    assert isinstance(error, IllegalAddress)
-    assert (error.address, error.kernel, error.task_block) == (8, "add", (0, 0, 0))
-    peer.start(2, 1, [row(session.module, "add", 1, 32, session.pointer(64) + b"\1\0\0\0")])
-    assert peer.ended(2).complete
-    assert session.words[64] == 32
-    assert peer.close() == 0
 
 
 def test_without_bounds_checks_a_wild_address_ends_the_host_and_only_the_host() -> None:
@@ -78,25 +36,6 @@ def test_without_bounds_checks_a_wild_address_ends_the_host_and_only_the_host() 
         peer.ended(1)
     assert session.number == 1
     assert peer.close() == -signal.SIGSEGV
-
-
-def test_an_endless_kernel_is_killed_alone() -> None:
-    peer = Peer("cpu:1")
-    one, two = Session(peer, 1), Session(peer, 2)
-    entry = rewritten(SOURCE).kernel("gated").entry_for((32, 1, 1), killable=True)
-    for session, name in ((one, entry), (two, "gated")):
-        peer.measure(session.module, name)
-    peer.start(1, 1, [one.gated()._replace(entry=entry)])
-    peer.start(2, 2, [two.gated()])
-    one.until_started(1)
-    two.until_started(1)
-    peer.send(m.KillJob(JobId(1), 0))
-    ended = peer.ended(1)
-    assert (ended.error, ended.complete, ended.done) == (None, False, 0)
-    peer.send(m.KillJob(JobId(1), 0))  # it has ended: ignored
-    two.open()
-    assert peer.ended(2).complete
-    assert peer.close() == 0
 
 
 def test_commands_are_read_at_the_priority_of_the_front() -> None:

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpud.device.host import messages as m
-from gpud.errors import KernelTrap, LaunchConfigError, from_wire
 from gpud.units import JobId
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
@@ -44,37 +43,6 @@ def start(
     host.handle(m.StartRun(job, 1, packed, occupancy, slices, 0, online))
 
 
-def test_requests_are_answered_at_once() -> None:
-    too_large = LaunchConfigError("shared", 10, "too much")
-    host = made(Behaviour(occupancy=3), Behaviour(refusal=too_large))
-    host.handle(m.Measure(2, MODULE, "k0", (32, 1, 1), 0))
-    host.handle(m.Measure(3, MODULE, "k1", (32, 1, 1), 0))
-    host.handle(m.WriteSymbol(4, MODULE, "c", 2, b"ab"))
-    host.handle(m.ReadSymbol(5, MODULE, "c", 0, 5))
-    host.handle(m.ReadProgress(6, (77,)))
-    assert host.events == [
-        m.Replied(2, 3),
-        m.Refused(3, too_large.to_wire()),
-        m.Replied(4),
-        m.Replied(5, b"\0\0ab\0"),
-        m.Replied(6, []),
-    ]
-
-
-def test_a_job_takes_its_task_blocks_time() -> None:
-    host = made(Behaviour(occupancy=2, output=b"hello"))
-    start(host, 1, ("k0", 6), slices=2)
-    host.advance(2 * MS)
-    assert host.events == []
-    host.handle(m.ReadProgress(1, (1,)))
-    host.advance(MS)
-    assert host.events == [
-        m.Replied(1, [[1, 4, 6, 0, 0]]),
-        m.RunEnded(1, None, True, b"hello", 6, 6, 0, 0),
-    ]
-    assert host.now_ns == 3 * MS
-
-
 def test_released_blocks_leave_after_their_task_block_or_later() -> None:
     host = made(Behaviour(occupancy=2, late_ns=MS // 2))
     start(host, 1, ("k0", 100), slices=4)
@@ -86,70 +54,6 @@ def test_released_blocks_leave_after_their_task_block_or_later() -> None:
     assert host.events[1:] == [m.SlicesHeld(1, 1, 1, exhausted=False)]
     host.run()
     assert host.events[-1].release_ns == MS
-
-
-def test_the_tail_leaves_block_by_block() -> None:
-    host = made(Behaviour(occupancy=1))
-    start(host, 1, ("k0", 5), slices=3)
-    host.advance(MS)
-    assert host.events == [m.SlicesHeld(1, 0, 2, exhausted=True)]
-
-
-def test_online_blocks_start_first_and_in_order() -> None:
-    host = made(Behaviour(occupancy=1), sms=2)
-    start(host, 1, ("k0", 10), slices=2)
-    start(host, 2, ("k0", 2), slices=2)
-    start(host, 3, ("k0", 2), slices=2, online=True)
-    host.handle(m.ResizeJob(JobId(1), 0, 0, 1))
-    host.advance(MS)
-    assert [(j.number, j.running, j.queued) for j in host.jobs.values()] == [
-        (1, 0, 0),
-        (2, 0, 2),
-        (3, 2, 0),
-    ]
-    host.run()
-    assert [e.job for e in host.events if isinstance(e, m.RunEnded)] == [3, 2]
-    assert host.jobs[1].done == 2
-
-
-def test_launches_of_a_sequence_follow_each_other() -> None:
-    host = made(Behaviour(block_ns=MS, occupancy=2), Behaviour(block_ns=3 * MS, occupancy=4))
-    start(host, 1, ("k0", 3), ("k1", 8), ("k0", 1), slices=2)
-    host.advance(2 * MS)
-    assert (host.jobs[1].launch, host.jobs[1].running, host.jobs[1].held) == (1, 4, 2)
-    host.advance(6 * MS)
-    assert host.jobs[1].launch == 2
-    host.advance(MS)
-    assert host.events[-1] == m.RunEnded(1, None, True, b"", 12, 12, 0, 0)
-
-
-def test_a_trap_ends_the_job_once_its_blocks_have_left() -> None:
-    host = made(Behaviour(trap_at=1))
-    start(host, 1, ("k0", 9), slices=3)
-    host.run()
-    ended = host.events[-1]
-    error = from_wire(ended.error)
-    assert isinstance(error, KernelTrap)
-    assert error.task_block == (1, 0, 0)
-    assert (ended.complete, ended.done, host.jobs) == (False, 3, {})
-
-
-def test_a_kernel_that_never_ends() -> None:
-    host = made(Behaviour(block_ns=None))
-    start(host, 1, ("k0", 9), slices=2)
-    host.handle(m.EndJob(JobId(1), 0))
-    host.run()
-    assert host.events == []
-    assert host.jobs[1].held == 2
-
-
-@pytest.mark.parametrize("slices", [0, 2])
-def test_ending_a_job(slices: int) -> None:
-    host = made(Behaviour())
-    start(host, 1, ("k0", 9), slices=slices)
-    host.handle(m.EndJob(JobId(1), 0))
-    host.run()
-    assert host.events == [m.RunEnded(1, None, False, b"", slices, 9, 0, slices and MS)]
 
 
 ops = st.lists(
@@ -234,39 +138,6 @@ async def test_it_speaks_on_a_socket() -> None:
     front.close()
 
 
-@pytest.mark.asyncio
-async def test_it_dies_when_it_is_told_and_starts_again_empty() -> None:
-    front = Front(FakeHost(dies_at=2))
-    await front.send(m.Load(1, 5, 9, "x"))
-    await front.send(m.Unload(5))
-    assert not front.host.alive
-    assert list(front.received())[1:] == [m.Replied(1)]
-    front.socket.close()
-    again = Front(front.host)
-    assert again.host.alive
-    assert again.host.modules == {}
-    again.close()
-
-
-@pytest.mark.asyncio
-async def test_time_may_run_by_itself() -> None:
-    front = Front(FakeHost(auto=True))
-    packed = m.HOST_PROTOCOL.encode_records([row(5, "any", 4)])
-    await front.send(m.Load(1, 5, 9, "x"), m.StartRun(1, 9, packed, 1, 4, 0, online=False))
-    assert list(front.received())[-1] == m.RunEnded(1, None, True, b"", 4, 4, 0, 0)
-    front.close()
-
-
-@pytest.mark.asyncio
-async def test_a_front_that_goes_ends_it() -> None:
-    front = Front(FakeHost())
-    front.socket.close()
-    async with asyncio.timeout(10):
-        while front.host.alive:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-    front.close()
-
-
 def test_a_killable_kernel_leaves_when_it_is_killed() -> None:
     host = made(Behaviour(block_ns=None), Behaviour(block_ns=None, poll_ns=3 * MS))
     rows = [row(MODULE, f"k{index}__gpud_killable", 8, occupancy=1) for index in range(2)]
@@ -282,22 +153,6 @@ def test_a_killable_kernel_leaves_when_it_is_killed() -> None:
     host.advance(3 * MS)
     assert host.events[-1] == m.RunEnded(2, None, False, b"", 0, 8, 0, 3 * MS)
     assert host.jobs == {}
-
-
-@pytest.mark.parametrize(
-    ("entry", "behaviour"),
-    [("k0", Behaviour(block_ns=None)), ("k0__gpud_killable", Behaviour(None, poll_ns=None))],
-)
-def test_a_kernel_that_does_not_poll_stays_when_it_is_killed(
-    entry: str, behaviour: Behaviour
-) -> None:
-    host = made(behaviour)
-    packed = m.HOST_PROTOCOL.encode_records([row(MODULE, entry, 8, occupancy=1)])
-    host.handle(m.StartRun(1, 1, packed, 1, 2, 0, online=False))
-    host.handle(m.EndJob(JobId(1), 0))
-    host.handle(m.KillJob(JobId(1), 0))
-    host.run()
-    assert list(host.jobs) == [1]
 
 
 def test_blocks_that_end_when_they_are_killed_leave_once() -> None:

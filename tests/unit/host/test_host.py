@@ -19,7 +19,6 @@ from gpud.device.host.link import Link
 from gpud.errors import InternalError, InvalidArgument, LaunchConfigError, UnknownName, from_wire
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
-from tests.unit.host.front_peer import row
 
 TIMEOUT_S = 10.0
 
@@ -138,27 +137,6 @@ def test_a_module_is_loaded_once_and_may_be_forgotten(case: Case) -> None:
     case.host.carry_out(m.Unload(5))
     assert isinstance(from_wire(case.do(m.Measure(3, 5, "k", (1, 1, 1), 0)).error), UnknownName)
     assert case.do(m.Load(4, 5, 9, "ptx")) == m.Replied(4)
-
-
-def test_a_job_of_a_module_that_is_gone_ends_with_that(case: Case) -> None:
-    ended = case.do(start(1, row(6, "k")))
-    assert (ended.job, ended.complete) == (1, False)
-    assert isinstance(from_wire(ended.error), UnknownName)
-    assert case.do(m.ReadProgress(2, (1,))) == m.Replied(2, [])
-
-
-def test_symbols(case: Case) -> None:
-    assert case.do(m.WriteSymbol(2, 5, "word", 1, b"ab")) == m.Replied(2)
-    assert case.do(m.ReadSymbol(3, 5, "word", 0, 4)) == m.Replied(3, b"\0ab\0")
-    assert case.do(m.ReadSymbol(3, 5, "word", 4, 0)) == m.Replied(3, b"")
-    for command, kind in (
-        (m.WriteSymbol(4, 5, "word", 3, b"ab"), InvalidArgument),
-        (m.ReadSymbol(4, 5, "word", 5, 0), InvalidArgument),
-        (m.ReadSymbol(4, 5, "other", 0, 1), UnknownName),
-        (m.ReadSymbol(4, 6, "word", 0, 1), UnknownName),
-    ):
-        assert isinstance(from_wire(case.do(command).error), kind)
-    assert case.device.symbols["word"].tobytes() == b"\0ab\0"
 
 
 def test_arenas_open_and_close_in_order_and_their_modules_go(case: Case) -> None:
