@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -45,8 +46,46 @@ def test_every_message_has_valid_examples(fuzzer: Fuzzer) -> None:
     dice = Dice(1)
     for cls in fuzzer.classes:
         for _ in range(30):
-            body = fuzzer.table.encode(fuzzer.valid(dice, cls))[4:]
-            assert type(fuzzer.table.decode(body, fuzzer.sender)) is cls
+            sent = fuzzer.valid(dice, cls)
+            found = fuzzer.table.decode(fuzzer.table.encode(sent)[4:], fuzzer.sender)
+            assert type(found) is cls
+            # Arrays come out as tuples, and NaN is not NaN.
+            assert repr(as_tuples(found)) == repr(as_tuples(sent))
+            assert repr(fuzzer.table.check(found)) == repr(found)
+
+
+def as_tuples(value: Any) -> Any:
+    """With tuples for lists."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("fuzzer", FUZZERS, ids=IDS)
+def test_a_wrong_field_is_named(fuzzer: Fuzzer) -> None:
+    """A message with any value in any place is read, or refused with the name of that field."""
+    dice, refused = Dice(2), 0
+    odds: list[Any] = [None, True, -1, 1.5, 1 << 63, b"\xff", [], [[1]], {"a": []}]
+    for cls in fuzzer.classes:
+        schema = fuzzer.table.schema(cls)
+        for place, field in enumerate(schema.fields):
+            for odd in odds:
+                values = list(as_tuples(fuzzer.valid(dice, cls)))
+                values[place] = odd
+                error = refusal(fuzzer, msgpack.packb([schema.code, *values]))
+                if error is None:
+                    continue
+                refused += 1
+                assert f"field {field.name} of {cls.__name__}" in str(error)
+                if place and schema.numbered in ("request", "job"):
+                    assert getattr(error, schema.numbered) == values[0]
+    assert refused > 30
+
+
+def refusal(fuzzer: Fuzzer, body: bytes) -> ProtocolError | None:
+    try:
+        fuzzer.table.decode(body, fuzzer.sender)
+    except ProtocolError as error:
+        return error
+    return None
 
 
 def test_equal_decisions_make_equal_messages() -> None:

@@ -506,8 +506,7 @@ def test_a_closed_pipe_is_quiet(peer: Peer) -> None:
 
 def modules_loaded_by(arguments: list[str]) -> set[str]:
     script = (
-        "import sys; from gpud_client.cli import main; main()\n"
-        "print(*sys.modules, file=sys.stderr)"
+        "import sys; from gpud_client.cli import main; main()\nprint(*sys.modules, file=sys.stderr)"
     )
     env = {**os.environ, "PYTHONPATH": "client"}
     done = subprocess.run([sys.executable, "-c", script, *arguments],
