@@ -100,7 +100,12 @@ def _matmul_make(rng: Rng) -> Args:
 
 
 @CASES.cuda(
-    "matmul_tiled", MATMUL_TILED, (3, 4), (16, 16), _matmul_make, "bar.sync shared.static grid.2d"
+    "matmul_tiled",
+    MATMUL_TILED,
+    (3, 4),
+    (16, 16),
+    _matmul_make,
+    "bar.sync shared.static grid.2d block.2d",
 )
 def _matmul_expect(args: Args) -> dict[int | str, Any]:
     return {2: args[0] @ args[1]}
@@ -142,41 +147,6 @@ def _transpose_make(rng: Rng) -> Args:
 )
 def _transpose_expect(args: Args) -> dict[int | str, Any]:
     return {1: np.ascontiguousarray(args[0].T)}
-
-
-# -- sparse matrix times vector, one warp a row ------------------------------------------------
-
-SPMV_WARP = r"""
-extern "C" __global__ void spmv_warp(const int* start, const int* column, const float* value,
-                                     const float* x, float* y, int rows, unsigned* runs) {
-    GPUD_COUNT(runs);
-    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x & 31;
-    float sum = 0;
-    if (row < rows)
-        for (int i = start[row] + lane; i < start[row + 1]; i += 32)
-            sum += value[i] * x[column[i]];
-    for (int step = 16; step; step >>= 1) sum += __shfl_down_sync(0xffffffffu, sum, step);
-    if (row < rows && lane == 0) y[row] = sum;
-}
-"""
-
-
-def _spmv_make(rng: Rng) -> Args:
-    rows, columns = 77, 90
-    dense = _integers(rng, (rows, columns), np.float32) * (rng.random((rows, columns)) < 0.4)
-    start = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))]).astype(np.int32)
-    column = np.nonzero(dense)[1].astype(np.int32)
-    value = dense[np.nonzero(dense)].astype(np.float32)
-    x = _integers(rng, columns, np.float32)
-    return [start, column, value, x, np.zeros(rows, np.float32), np.int32(rows)]
-
-
-@CASES.cuda("spmv_warp", SPMV_WARP, 20, 128, _spmv_make, "shfl.sync")
-def _spmv_expect(args: Args) -> dict[int | str, Any]:
-    start, column, value, x, y, _ = args
-    products = value * x[column]
-    sums = [products[start[r] : start[r + 1]].sum(dtype=np.float32) for r in range(y.size)]
-    return {4: np.array(sums, np.float32)}
 
 
 # -- triangular solve: each row waits for the rows that it needs -------------------------------
@@ -237,40 +207,3 @@ def _triangular_expect(args: Args) -> dict[int | str, Any]:
     assert np.array_equal(dense @ solution, b)
     # A solution of 0 may come out as -0.
     return {4: Within(solution, atol=1e-300), 5: np.ones_like(ready)}
-
-
-# -- LU factorisation of many small matrices, one a block --------------------------------------
-
-LU_SMALL = r"""
-#define N 24
-extern "C" __global__ void lu_small(double* matrices, unsigned* runs) {
-    GPUD_COUNT(runs);
-    __shared__ double a[N][N];
-    double* mine = matrices + blockIdx.x * N * N;
-    int i = threadIdx.y, j = threadIdx.x;
-    a[i][j] = mine[i * N + j];
-    __syncthreads();
-    for (int k = 0; k < N - 1; ++k) {
-        if (j == k && i > k) a[i][k] = a[i][k] / a[k][k];
-        __syncthreads();
-        if (i > k && j > k) a[i][j] -= a[i][k] * a[k][j];
-        __syncthreads();
-    }
-    mine[i * N + j] = a[i][j];
-}
-"""
-
-
-def _lu_make(rng: Rng) -> Args:
-    count, n = 12, 24
-    return [rng.standard_normal((count, n, n)) + n * np.eye(n)]
-
-
-@CASES.cuda("lu_small", LU_SMALL, 12, (24, 24), _lu_make, "bar.sync barrier.loop block.2d")
-def _lu_expect(args: Args) -> dict[int | str, Any]:
-    factors = args[0].copy()
-    for matrix in factors:
-        for k in range(matrix.shape[0] - 1):
-            matrix[k + 1 :, k] /= matrix[k, k]
-            matrix[k + 1 :, k + 1 :] -= np.outer(matrix[k + 1 :, k], matrix[k, k + 1 :])
-    return {0: Within(factors, rtol=1e-10, atol=1e-12)}
