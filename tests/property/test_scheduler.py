@@ -438,11 +438,10 @@ class ForgetsFollowers(JobTable):
 class BelievesTheDead(Scheduler):
     """What one host had, the next one is thought to have."""
 
-    def _device_ready(self, event: ev.DeviceReady) -> None:
-        device = self.devices.get(event.device)
-        if device is not None:
-            device.host_generation = 0
-        super()._device_ready(event)
+    def handle(self, event: ev.Event) -> list[out.Command]:
+        if isinstance(event, ev.DeviceReady) and event.device in self.devices:
+            self.devices[event.device].host_generation = 0
+        return super().handle(event)
 
 
 class AsksNobody(JobTable):
@@ -457,9 +456,11 @@ class AsksNobody(JobTable):
 class StartsAgain(Scheduler):
     """A job that ran on a host that was lost is started on the next one."""
 
-    def _device_failed(self, event: ev.DeviceFailed) -> None:
-        begun = [job.id for job in self.devices[event.device].jobs.values() if job.live]
-        super()._device_failed(event._replace(unstarted=tuple(begun)))
+    def handle(self, event: ev.Event) -> list[out.Command]:
+        if isinstance(event, ev.DeviceFailed):
+            begun = [job.id for job in self.devices[event.device].jobs.values() if job.live]
+            event = event._replace(unstarted=tuple(begun))
+        return super().handle(event)
 
 
 class Murders(Scheduler):
@@ -468,7 +469,7 @@ class Murders(Scheduler):
     def _expire(self, due: Any) -> None:
         job = self.jobs.get(due[2])
         if due[1] is Timer.GRACE and job is not None:
-            self._replace(self.devices[job.device], job)
+            self._device_table.replace(self.devices[job.device], job)
         else:
             super()._expire(due)
 
