@@ -31,8 +31,8 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.toolchain.ptxas import Usage, assemble, find_ptxas, ptxas_version
 from gpud.device.cpu.occupancy import SM_LIMITS, occupancy
-from gpud.device.cuda.program.hoist_job import hoist_job_address
-from gpud.device.cuda.program.report_starts import report_starts
+from gpud.device.cuda.program.by_value import pass_by_value
+from gpud.device.cuda.program.report_blocks import report_blocks
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES
 from tests.conformance.suite.case import Case
@@ -136,7 +136,7 @@ def _rows(case: Case, arch: str) -> list[Row]:
 
 def _as_loaded(ptx: str) -> str:
     """Return a program as the CUDA device passes it to the driver."""
-    return print_module(hoist_job_address(report_starts(flatten_module(parse(ptx)))))
+    return print_module(pass_by_value(report_blocks(flatten_module(parse(ptx)))))
 
 
 def _blocks(case: Case, number: int, usages: tuple[Usage, ...]) -> tuple[int, int, int]:

@@ -45,7 +45,7 @@ _LAUNCH_SIZE = (
     f"{words.launch_bytes(0)} bytes, and {words.ORDER_BYTES} for each {words.BLOCKS_A_PAIR} "
     "persistent blocks"
 )
-_STATUS_SIZE = f"{words.SM} bytes, and 2 for each persistent block"
+_STATUS_SIZE = f"{words.SM} bytes, and 3 for each persistent block"
 
 
 def control_words_page() -> str:

@@ -40,7 +40,7 @@ FAULTS = {
         "after a stop",
     ),
     "task blocks that are done are not counted": (
-        r"@%\S*counted red\S* \[%\S*own\+24\], 1;",
+        r"@%\S*counted red\S* \[%\S*own\+56\], 1;",
         "",
         "ended with progress",
     ),

@@ -41,8 +41,12 @@ def blocks_of(device: SteppedDriver, launch: Launch) -> list[Block]:
         return [Block(lambda block: kernel.probe(values[0], block)) for _ in range(count)]
     if name.startswith("persistent"):
         assert (gy, gz) == (1, 1)
-        what = kernel.persistent
-    elif name.startswith(("sliced", "whole")):
+        control = values[-1]
+        return [
+            Block(lambda block, n=n: kernel.persistent(control, n, block, count))  # type: ignore[misc]
+            for n in range(count)
+        ]
+    if name.startswith(("sliced", "whole")):
         what = kernel.sliced
     else:
         return [Block(lambda block, n=n: kernel.plain(n, block)) for n in range(count)]  # type: ignore[misc]
@@ -57,8 +61,8 @@ class _Kernel:
         self._device = device
         self._name = name
 
-    def persistent(self, control: int, index: int, block: Block) -> Iterator[None]:
-        """Claim task blocks until it is told to release, or none is left."""
+    def persistent(self, control: int, index: int, block: Block, count: int) -> Iterator[None]:
+        """Claim task blocks until it is told to release, or none is left; one of ``count``."""
         device = self._device
         job = device.u64(control + cw.JOB)
         yield
@@ -87,7 +91,7 @@ class _Kernel:
             yield
             if device.u32(job + cw.KILL):
                 break
-        device.put(status + cw.LIVE, device.u32(status + cw.LIVE) - 1)
+        device.put8(status + cw.left_at(count) + index, 1)
 
     def sliced(self, control: int, index: int, block: Block) -> Iterator[None]:
         """Run one task block."""

@@ -21,6 +21,7 @@ from gpud.compiler.abi import fault_record as fault
 from gpud.compiler.abi.reserved_names import ARENA, CONTROL, HEAP, PRINT
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch as OnDevice
+from gpud.device.cuda.program.report_blocks import is_persistent
 from gpud.errors import CompileError, GpudError, IllegalAddress
 from tests.driver_model.model_driver import ModelDriver
 from tests.driver_model.modules import Entry, Launch, Loaded, RefusedError
@@ -113,8 +114,10 @@ class CPUDriver(ModelDriver):
         def ended(done: OnDevice) -> None:
             if done.output:  # as a GPU's driver does, before a waiting thread continues
                 os.write(1, done.output)
-            if control:
-                _left(done.error, control, job)
+            if control and done.error is not None:
+                _failed(done.error, job)
+                if is_persistent(kernel.module.program.entries()[kernel.name]):
+                    _left(control, launch.grid[0])
             with self.lock:
                 self._running.remove(running)
             over()
@@ -174,12 +177,14 @@ def _range(loaded: Any, name: str) -> tuple[int, int] | None:
     return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
 
 
-def _left(error: GpudError | None, control: int, job: int) -> None:
-    """Write what the blocks of a launch count and record at their end, even if they ended early."""
+def _left(control: int, count: int) -> None:
+    """Write what ``count`` blocks report when they leave: they were ended early."""
     status = ctypes.c_uint64.from_address(control + cw.STATUS).value
-    ctypes.c_uint32.from_address(status + cw.LIVE).value = 0
-    if error is None:
-        return
+    ctypes.memset(status + cw.left_at(count), 1, count)
+
+
+def _failed(error: GpudError, job: int) -> None:
+    """Write the fault of a launch into its job record."""
 
     def put(at: int, value: int) -> None:
         ctypes.c_uint32.from_address(job + at).value = value & 0xFFFFFFFF

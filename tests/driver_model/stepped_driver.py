@@ -228,6 +228,10 @@ class SteppedDriver(ModelDriver):
         """Write a word."""
         self.memory.write(address, struct.pack("<I", value & 0xFFFFFFFF))
 
+    def put8(self, address: int, value: int) -> None:
+        """Write a byte."""
+        self.memory.write(address, bytes([value]))
+
     def put16(self, address: int, value: int) -> None:
         """Write half a word."""
         self.memory.write(address, struct.pack("<H", value))

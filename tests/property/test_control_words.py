@@ -88,10 +88,17 @@ def test_each_block_has_its_bit_and_its_place(blocks: int) -> None:
     assert 32 * len(pairs) >= blocks > 32 * (len(pairs) - 1)
     assert set(pairs[:, 1].tolist()) <= {2}
     status = words.status_record(blocks)
-    assert len(status) == words.status_bytes(blocks) >= words.SM + 2 * blocks
+    assert len(status) == words.status_bytes(blocks) >= words.left_at(blocks) + blocks
     live, *rest = np.frombuffer(status, np.uint32).tolist()
     assert (live, set(rest)) == (blocks, {0})
-    assert offsets(np.dtype(words.STATUS_RECORD)) == {"live": 0, "begun": 4, "halt": 8, "sm": 12}
+    assert offsets(np.dtype(words.STATUS_RECORD)) == {
+        "live": 0,
+        "begun": 4,
+        "halt": 8,
+        "sm": 12,
+        "left": 14,
+    }
+    assert words.left_at(1) == 14
 
 
 def test_each_sm_has_its_bit() -> None:
@@ -109,15 +116,16 @@ def test_layout_of_the_job_record() -> None:
     dtype = np.dtype(words.JOB_RECORD)
     assert dtype.itemsize == words.JOB_BYTES == 128
     assert offsets(dtype) == {
-        "next": 0, "total": 4, "grid_x": 8, "grid_y": 12, "grid_z": 16, "flags": 20, "done": 24,
-        "kill": 28, "x_multiplier": 32, "x_shift": 36, "y_multiplier": 40, "y_shift": 44,
-        "chunk": 48, "ahead": 52, "grid_sync": 56,
+        "next": 0, "total": 4, "grid_x": 8, "grid_y": 12, "grid_z": 16, "flags": 20, "done": 56,
+        "kill": 60, "x_multiplier": 32, "x_shift": 36, "y_multiplier": 40, "y_shift": 44,
+        "chunk": 48, "ahead": 52, "grid_sync": 24,
         "fault_state": 64, "fault_kind": 68, "fault_site": 72, "fault_claim": 76,
         "fault_thread": 80, "fault_line": 92, "fault_address": 96, "fault_file": 104,
         "fault_function": 112, "output": 120,
     }  # fmt: skip
     record = np.frombuffer(words.job_record((6, 5, 4)), dtype)[0]
-    assert record.tolist()[:7] == (0, 120, 6, 5, 4, 0, 0)
+    assert record.tolist()[:6] == (0, 120, 6, 5, 4, 0)
+    assert record["done"] == record["kill"] == 0
     assert (record["x_multiplier"], record["x_shift"]) == divider(6)
     assert (record["y_multiplier"], record["y_shift"]) == divider(5)
     line = np.frombuffer(words.job_record((6, 1, 1)), dtype)[0]

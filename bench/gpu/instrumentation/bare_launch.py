@@ -22,6 +22,7 @@ from bench.gpu.instrumentation.driver import Buffer, Function, Gpu
 from bench.gpu.workloads.programs import Launch, OneProgram
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.pipeline import compile_program
+from gpud.device.cuda.program.by_value import encode_addresses, job_values
 from gpud.device.interface import pack_parameters
 
 __all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
@@ -69,6 +70,7 @@ class Words:
 
     Attributes:
         controls: the address of each launch record.
+        values, job_values: what kernels are given of the records by value.
     """
 
     def __init__(
@@ -91,12 +93,18 @@ class Words:
             self._own = gpu.buffer(np.frombuffer(b"".join(records), np.uint8))
             at = [self._own.address + n * size for n in range(count)]
         self.controls: list[int] = at
+        self.values = [
+            encode_addresses(self._jobs.address + n * cw.JOB_BYTES, first + n * both + size, 0)
+            for n in range(count)
+        ]
         fresh = b"".join(record + status for record in records)
         self._fresh = np.frombuffer(fresh, np.uint32)
 
     def claim(self, claims: cw.Claims) -> None:
         """Set how many task blocks the blocks of later batches claim at once."""
-        self._first = np.frombuffer(cw.job_record(self._grid, claims) * self._count, np.uint8)
+        record = cw.job_record(self._grid, claims)
+        self._first = np.frombuffer(record * self._count, np.uint8)
+        self.job_values = job_values(record)
 
     def reset(self) -> None:
         """Restore the initial words of all launches; none of them runs."""
@@ -173,23 +181,31 @@ class Persistent:
         own_words: bool = False,
     ) -> None:  # fmt: skip
         self._kernel = kernel  # which keeps the program loaded
-        self.function = Function(gpu, kernel.handle, kernel.parameters)
+        self.function = Function(gpu, kernel.handle, kernel.placed)
+        self._by_value = kernel.by_value
+        self._values = arrays.values
+        self._buffers: list[bytes] = []
         self._block = program.block
         grid = arrays.launch.grid
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
         self.words = Words(gpu, most, grid, self.blocks, own=own_words)
-        hidden = self.function.parameters[-1]
-        self._buffers = [
-            pack_parameters(
-                self.function.parameters, [*arrays.values, control.to_bytes(hidden.size, "little")]
-            )
-            for control in self.words.controls
-        ]
 
     def prepare(self) -> None:
         """Reset the control words; nothing runs."""
-        self.words.reset()
+        words = self.words
+        words.reset()
+        self._buffers = [
+            pack_parameters(
+                self.function.parameters,
+                [
+                    *self._values,
+                    *([addresses + words.job_values] if self._by_value else ()),
+                    control.to_bytes(8, "little"),
+                ],
+            )
+            for control, addresses in zip(words.controls, words.values, strict=True)
+        ]
 
     def launch(self, number: int, stream: object) -> None:
         """Launch it with the control words of number ``number``."""

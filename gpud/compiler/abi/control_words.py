@@ -42,10 +42,13 @@ offset type  name     meaning
 4      u32   begun    not 0: the first block of a launch that is not in persistent form has begun
 8      u32   halt     not 0: all persistent blocks release; written by the host. Polled from time to
                       time, where the launch record is not in the host's memory
-12     u16   sm       persistent form: 1 + ``%smid`` of block i, at 12 + 2 i; 0: it has not begun.
-                      ``begun``, ``halt`` and ``sm`` are used on the CUDA device only:
-                      `gpud.device.cuda.program`, ``report_starts`` and ``host_poll``
+12     u16   sm       persistent form: 1 + ``%smid`` of block i, at 12 + 2 i; 0: it has not begun
+14     u8    left     persistent form: 1: block i has left, at 12 + 2 n + i of n blocks; else 0
 ====== ===== ======== ===========================================================================
+
+``begun``, ``halt``, ``sm`` and ``left`` are used on the CUDA device only
+(`gpud.device.cuda.program`, ``report_blocks`` and ``host_poll``), and ``live`` on the CPU device
+only: there blocks share memory with the host, here a bus.
 
 Job record, 128 bytes:
 
@@ -59,8 +62,8 @@ offset type  name         meaning
 12     u32   grid_y
 16     u32   grid_z
 20     u32   flags        bit 0 (`ONE_DIMENSIONAL`): gy = gz = 1
-24     u32   done         task blocks that every thread has finished
-28     u32   kill         written by the host: not 0: blocks leave at their next kill poll
+24     2 u32 grid_sync    0 at first; the workspace of cooperative groups' ``grid.sync()``, written
+                          by the user's program: `gpud.compiler.passes.forms.grid_sync`
 32     u32   x_multiplier divider by grid_x
 36     u32   x_shift
 40     u32   y_multiplier divider by grid_y
@@ -69,12 +72,15 @@ offset type  name         meaning
                           `MOST_CLAIMED`
 52     u32   ahead        task blocks that a block claims in advance, when it begins the last one
                           that it holds; 0: it claims none in advance
-56     2 u32 grid_sync    0 at first; the workspace of cooperative groups' ``grid.sync()``, written
-                          by the user's program: `gpud.compiler.passes.forms.grid_sync`
+56     u32   done         task blocks that every thread has finished
+60     u32   kill         written by the host: not 0: blocks leave at their next kill poll
 64     56 B  fault        the job's first fault: `gpud.compiler.abi.fault_record`
 120    u64   output       distance from this record to the run's output record
                           (`gpud.compiler.abi.print_buffer`); 0: output is not collected
 ====== ===== ============ =======================================================================
+
+``done`` and ``kill`` lie in another sector of 32 bytes than ``next``: a GPU makes atomics on one
+sector one after the other.
 
 Host and device read and write each word whole, with one access of its own size: the memory model
 of PTX guarantees nothing between accesses of different sizes (PTX ISA 9.0, chapter 8).
@@ -143,6 +149,7 @@ __all__ = [
     "job_record",
     "launch_bytes",
     "launch_record",
+    "left_at",
     "named_at",
     "named_sms",
     "status_bytes",
@@ -179,14 +186,14 @@ NEXT: Final = 0
 TOTAL: Final = 4
 GRID: Final = 8
 FLAGS: Final = 20
-DONE: Final = 24
-KILL: Final = 28
+GRID_SYNC: Final = 24
+GRID_SYNC_BYTES: Final = 8
 X_DIVIDER: Final = 32
 Y_DIVIDER: Final = 40
 CHUNK: Final = 48
 AHEAD: Final = 52
-GRID_SYNC: Final = 56
-GRID_SYNC_BYTES: Final = 8
+DONE: Final = 56
+KILL: Final = 60
 FAULT: Final = 64
 OUTPUT: Final = 120
 JOB_BYTES: Final = 128
@@ -209,14 +216,20 @@ LAUNCH_RECORD: Final = [
 ]  # fmt: skip
 """The launch record as fields for `numpy.dtype`; the compiler itself does not need NumPy."""
 
-STATUS_RECORD: Final = [("live", "<u4"), ("begun", "<u4"), ("halt", "<u4"), ("sm", "<u2")]
+STATUS_RECORD: Final = [
+    ("live", "<u4"),
+    ("begun", "<u4"),
+    ("halt", "<u4"),
+    ("sm", "<u2"),
+    ("left", "<u1"),
+]
 """The status record as fields for `numpy.dtype`."""
 
 JOB_RECORD: Final = [
     ("next", "<u4"), ("total", "<u4"), ("grid_x", "<u4"), ("grid_y", "<u4"), ("grid_z", "<u4"),
-    ("flags", "<u4"), ("done", "<u4"), ("kill", "<u4"), ("x_multiplier", "<u4"),
+    ("flags", "<u4"), ("grid_sync", "<u4", 2), ("x_multiplier", "<u4"),
     ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("chunk", "<u4"),
-    ("ahead", "<u4"), ("grid_sync", "<u4", 2),
+    ("ahead", "<u4"), ("done", "<u4"), ("kill", "<u4"),
     ("fault_state", "<u4"), ("fault_kind", "<u4"), ("fault_site", "<u4"), ("fault_claim", "<u4"),
     ("fault_thread", "<u4", 3), ("fault_line", "<u4"), ("fault_address", "<u8"),
     ("fault_file", "<u8"), ("fault_function", "<u8"), ("output", "<u8"),
@@ -226,7 +239,7 @@ JOB_RECORD: Final = [
 _LAUNCH = struct.Struct("<QQI4x")
 _PAIR = struct.Struct("<II")
 _ALL_STAY = 0xFFFFFFFF
-_JOB = struct.Struct("<7I4x4I2I8x56xQ")
+_JOB = struct.Struct("<6I8x4I2I8x56xQ")
 
 
 class Claims(NamedTuple):
@@ -273,7 +286,7 @@ def job_record(
         raise ValueError(f"a block claims 1 to {MOST_CLAIMED} task blocks at once, not {claims}")
     x, y, z = grid
     flags = ONE_DIMENSIONAL if y == z == 1 else 0
-    return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y), *claims, output)
+    return _JOB.pack(0, total, x, y, z, flags, *divider(x), *divider(y), *claims, output)
 
 
 def launch_bytes(blocks: int) -> int:
@@ -283,7 +296,12 @@ def launch_bytes(blocks: int) -> int:
 
 def status_bytes(blocks: int) -> int:
     """Return the size of a status record for ``blocks`` persistent blocks, a multiple of 8."""
-    return -(-(SM + 2 * blocks) // 8) * 8
+    return -(-(left_at(blocks) + blocks) // 8) * 8
+
+
+def left_at(blocks: int) -> int:
+    """Return the offset of the first ``left`` in a status record for ``blocks`` blocks."""
+    return SM + 2 * blocks
 
 
 def launch_record(job: int, status: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:

@@ -21,7 +21,7 @@ from gpud.compiler.ptx.model import Address, Function, Instruction, Module, Regi
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cuda.launch import gate
 from gpud.device.cuda.program.host_poll import add_host_poll
-from gpud.device.cuda.program.report_starts import report_starts
+from gpud.device.cuda.program.report_blocks import report_blocks
 
 SOURCE = r"""
 extern "C" __global__ void k(int* p, int n) {
@@ -86,7 +86,7 @@ def programs() -> Iterator[Module]:
     """A program with all that passes insert, in each form, and the gate."""
     for form in ("persistent", "sliced", "whole"):
         plain = flatten_module(parse(compile_program(SOURCE, form=form).ptx))
-        yield report_starts(add_host_poll(plain))
+        yield report_blocks(add_host_poll(plain))
     yield flatten_module(parse(gate.PTX))
 
 

@@ -66,7 +66,7 @@ def test_a_poll_stands_before_the_branch_back() -> None:
     changed = polled(entry("TOP: add.u32 %r1, %r1, 1; @%p1 bra TOP; ret;")).entries()[KILLABLE]
     assert texts(changed) == [
         "add.u32 %r1, %r1, 1;",
-        "ld.volatile.global.u32 %gpud_kill_0, [%gpud_kill_job+28];",
+        "ld.volatile.global.u32 %gpud_kill_0, [%gpud_kill_job+60];",
         "setp.ne.u32 %gpud_kill_on_0, %gpud_kill_0, 0;",
         "@%gpud_kill_on_0 bra $gpud_kill_leave;",
         "@%p1 bra TOP;",
@@ -74,7 +74,7 @@ def test_a_poll_stands_before_the_branch_back() -> None:
         "call gpud_leave, ();",
         "trap;",
     ]
-    assert words.KILL == 28
+    assert words.KILL == 60
 
 
 def test_only_killable_variants_change() -> None:

@@ -15,15 +15,15 @@
 #include <unistd.h>
 
 enum { SMS = 8, PAGE = 1 << 21 };
-enum { NEXT = 0, TOTAL = 1, DONE = 6 };  /* words of the job record, */
-enum { LIVE = 0, HALT = 2, SM = 3 };     /* of the status record, */
+enum { NEXT = 0, TOTAL = 1, DONE = 14 };  /* words of the job record, */
+enum { HALT = 2, SM = 3 };               /* of the status record, */
 enum { STATUS = 1, STAYS = 6 };          /* and of the launch record, the first in pairs */
 
 typedef struct { int sms[SMS], count; } Places;
 typedef struct { Places *places; volatile int busy; CUhostFn then; void *with; } Stream;
 typedef struct { Stream *stream; } Event;
 typedef struct { char name[64]; } Function;
-typedef struct { Stream *stream; volatile uint32_t *control, *status, *job; } Slow;
+typedef struct { Stream *stream; volatile uint32_t *control, *status, *job; unsigned blocks; } Slow;
 
 static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
 static volatile int running;
@@ -254,7 +254,7 @@ static void *run_slowly(void *given) {
         usleep(50);
         slow->job[DONE]++;
     }
-    slow->status[LIVE] = 0;
+    memset((char *)(slow->status + SM) + 2 * slow->blocks, 1, slow->blocks);  /* they have left */
     __sync_synchronize();
     Stream *stream = slow->stream;
     void *with = stream->with;
@@ -266,7 +266,7 @@ static void *run_slowly(void *given) {
     return NULL;
 }
 
-static CUresult launched(const char *name, Stream *stream, void **values) {
+static CUresult launched(const char *name, unsigned blocks, Stream *stream, void **values) {
     uint64_t first = *(uint64_t *)values[0];
     if (!strcmp(name, "gpud_gate")) {
         uint32_t *before = *(uint32_t **)values[1], *words = *(uint32_t **)values[2];
@@ -277,10 +277,10 @@ static CUresult launched(const char *name, Stream *stream, void **values) {
         for (int i = 0; i < stream->places->count; i++)
             ((uint32_t *)(first + 64))[stream->places->sms[i]] = 1;
     } else if (!strncmp(name, "slow", 4) || !strncmp(name, "persistent", 10)) {
-        uint32_t *control = *(uint32_t **)values[1];
+        uint32_t *control = *(uint32_t **)values[2];  /* values[1]: what is passed by value */
         Slow *slow = malloc(sizeof *slow);
         uint32_t **records = (uint32_t **)control;
-        *slow = (Slow){stream, control, records[STATUS], records[0]};
+        *slow = (Slow){stream, control, records[STATUS], records[0], blocks};
         stream->busy = 1;
         __sync_fetch_and_add(&running, 1);
         if (*name == 'p') {
@@ -297,12 +297,12 @@ static CUresult launched(const char *name, Stream *stream, void **values) {
 CALL(cuLaunchKernel, CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
      unsigned by, unsigned bz, unsigned shared, CUstream stream, void **values, void **extra) {
     ENTER;
-    return launched(((Function *)function)->name, of(stream), values);
+    return launched(((Function *)function)->name, gx, of(stream), values);
 }
 CALL(cuLaunchCooperativeKernel, CUfunction function, unsigned gx, unsigned gy, unsigned gz,
      unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream, void **values) {
     ENTER;
-    return launched(((Function *)function)->name, of(stream), values);
+    return launched(((Function *)function)->name, gx, of(stream), values);
 }
 
 /* A resource of SMs has their bits in its padding, as the driver keeps what it knows there. */

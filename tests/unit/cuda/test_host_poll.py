@@ -14,8 +14,8 @@ from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.program import host_poll
-from gpud.device.cuda.program.hoist_job import hoist_job_address
-from gpud.device.cuda.program.report_starts import report_starts
+from gpud.device.cuda.program.by_value import encode_addresses, job_values, pass_by_value
+from gpud.device.cuda.program.report_blocks import report_blocks
 from tests.unit.cpu.device_helpers import TIMEOUT_S
 
 SOURCE = r"""
@@ -33,7 +33,7 @@ TOTAL, BLOCKS = 12, 2
 
 def program(*, sees: bool = True) -> Module:
     plain = flatten_module(parse(compile_program(SOURCE, bounds_checks=False).ptx))
-    return hoist_job_address(report_starts(host_poll.add_host_poll(plain) if sees else plain))
+    return pass_by_value(report_blocks(host_poll.add_host_poll(plain) if sees else plain))
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -50,11 +50,12 @@ def test_obeyed(monkeypatch: pytest.MonkeyPatch, period: int, halt: bool, ahead:
         )
         memory.view[: len(records)] = np.frombuffer(records, np.uint8)
         said = memory.view[256:].view(np.uint32)
-        said[cw.LIVE // 4], said[cw.HALT // 4] = BLOCKS, halt
-        values = data.address.to_bytes(8, "little") + launch.to_bytes(8, "little")
+        said[cw.HALT // 4] = halt
+        structure = encode_addresses(job, status, 0) + job_values(records)
+        values = data.address.to_bytes(8, "little") + structure + launch.to_bytes(8, "little")
         device.launch(kernel, (BLOCKS, 1, 1), (32, 1, 1), values).result(TIMEOUT_S)
         done, claimed = (int(memory.view[at]) for at in (cw.DONE, cw.NEXT))
-        assert said[cw.LIVE // 4] == 0
+        assert memory.view[256 + cw.left_at(BLOCKS) :][:BLOCKS].all()
         if halt and not period:
             assert (done, claimed) == (0, 0)
         elif not halt:

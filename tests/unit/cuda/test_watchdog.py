@@ -316,7 +316,7 @@ def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fake.calls.count("cuLinkCreate") == made + 1
 
 
-def test_no_kernel_changes_the_split_of_sm_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kernels_with_shared_memory_ask_for_the_most_of_it() -> None:
     found: dict[int, int] = {}
 
     class Dividing(SteppedDriver):
@@ -326,13 +326,23 @@ def test_no_kernel_changes_the_split_of_sm_memory(monkeypatch: pytest.MonkeyPatc
                 if which.name.endswith("CARVEOUT"):
                     found[function] = value
 
-    with device_of(Dividing()) as device:
+    fake = Dividing()
+    with device_of(fake) as device:
         (gate,) = found
         module = device.load(PROGRAM)
         handles = {
             name: module.kernel(name).handle for name in ("persistent_a", "sliced_c", "plain_e")
         }
-        assert found == {gate: 100, handles["persistent_a"]: 100, handles["sliced_c"]: 100}
+        assert found == {gate: 100}
+        device.occupancy(module.kernel("persistent_a"), (32, 1, 1), 64)
+        assert found == {gate: 100, handles["persistent_a"]: 100}, "dynamic shared memory"
+        fake.modules.attributes["SHARED_SIZE_BYTES"] = 1024
+        other = device.load(PROGRAM)
+        handles = {
+            name: other.kernel(name).handle for name in ("persistent_b", "sliced_c", "plain_e")
+        }
+        assert set(found) >= {handles["persistent_b"], handles["sliced_c"]}
+        assert handles["plain_e"] not in found
         specs = [LaunchSpec(module.kernel("plain_e"), "unmodified", (1, 1, 1), (1, 1, 1), bytes(8))]
         assert device.prepare(specs).total == 1
 

@@ -30,7 +30,7 @@ from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.release_path import ReleasePath, Slot
-from gpud.device.cuda.launch.sequence import CUDASequence
+from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
 from gpud.errors import DeviceLost, GpudError
@@ -193,7 +193,8 @@ class ActiveLaunches:
             if what.form != "unmodified":
                 slot = self.release.take(count if persistent else 0)
                 self.release.place(slot, job, base, bitmap, stream)
-            self._launch(sequence, number, count, stream, slot, place)
+            parameters = sequence.parameters(number, slot, job, base)
+            self._launch(what, count, stream, parameters, place)
         except (GpudError, DriverError):
             self.give_event(event)
             if slot is not None:
@@ -335,16 +336,12 @@ class ActiveLaunches:
 
     def _launch(
         self,
-        sequence: CUDASequence,
-        number: int,
+        what: PreparedLaunch,
         count: int,
         stream: Any,
-        slot: Slot | None,
+        parameters: int,
         place: GreenContext | None,
     ) -> None:
-        what = sequence.prepared[number]
-        control = 0 if slot is None else slot.address
-        parameters = sequence.parameters(number, control)
         grid = (count, 1, 1) if what.form in ("persistent", "sliced") else what.grid
         shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)
         driver = self._context.enter()

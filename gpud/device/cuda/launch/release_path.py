@@ -15,9 +15,10 @@ driver. A release path determines where launch records are, and how their words 
 ``copy``         in device memory; one copy of all words on a stream of its own.
 ``memset``       in device memory; a memset of each word that changes on a stream of its own.
 
-Blocks subtract from ``live`` at GPU scope: on host memory that is atomic among them, and at system
-scope only where the bus supports atomics. The host stores and loads whole words, which is atomic
-for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by both.
+Blocks report with plain stores to a place of their own, which nothing waits for: an atomic on host
+memory is a round trip over the bus, and those on one word are made one after the other. The host
+stores and loads whole words, which is atomic for both sides (CUDA Programming Guide 13, 5.7.3). No
+word is written by both.
 
 Launch records in device memory are written by the driver, so while it does not answer
 (`gpud.device.cuda.driver.watchdog`) they cannot be changed. With those paths kernels also read
@@ -63,9 +64,21 @@ class Slot:
         address: of the launch record, the kernel's hidden parameter.
         orders: the host's copy of the two words that each 32 blocks read; uint32[n, 2].
         sms: 1 + the SM of each block; 0: it has not begun, or is not in persistent form.
+        status: address of the status record.
     """
 
-    __slots__ = ("_status", "address", "blocks", "orders", "page", "record", "size", "sms")
+    __slots__ = (
+        "_left",
+        "_status",
+        "address",
+        "blocks",
+        "orders",
+        "page",
+        "record",
+        "size",
+        "sms",
+        "status",
+    )
 
     def __init__(self, page: MappedBlock, blocks: int, record: DeviceBlock | None = None) -> None:
         self.page = page
@@ -74,15 +87,17 @@ class Slot:
         self.size = size = cw.launch_bytes(blocks)
         self.address = page.address if record is None else record.address
         self.orders: npt.NDArray[np.uint32] = page.words[cw.ORDERS // 4 : size // 4].reshape(-1, 2)
+        self.status: int = page.address + size
         self._status = page.words[size // 4 :]
         sm_bytes = page.view[size + cw.SM : size + cw.SM + 2 * blocks]
         self.sms: npt.NDArray[np.uint16] = sm_bytes.view(np.uint16)
+        # As truth values, which are counted the fastest.
+        self._left = page.view[size + cw.left_at(blocks) :][:blocks].view(np.bool_)
 
     def write(self, job: int, base: int, bitmap: int) -> None:
         """Initialise both records for a launch that has not begun."""
         status = cw.status_record(self.blocks)
-        at = self.page.address + self.size
-        record = cw.launch_record(job, at, self.blocks, base=base, named=bitmap) + status
+        record = cw.launch_record(job, self.status, self.blocks, base=base, named=bitmap) + status
         self.page.view[: len(record)] = np.frombuffer(record, np.uint8)
 
     def halt(self) -> None:
@@ -97,7 +112,7 @@ class Slot:
     @property
     def live(self) -> int:
         """How many persistent blocks have not left."""
-        return int(self._status[cw.LIVE // 4])
+        return self.blocks - int(np.count_nonzero(self._left))
 
     @property
     def begun(self) -> bool:

@@ -29,7 +29,9 @@ from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES
 from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.device.claim_size import choose_claims
 from gpud.device.cuda.launch.output import OutputBuffers
+from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.cuda.memory.pool import Pool
+from gpud.device.cuda.program.by_value import VALUE_BYTES, encode_addresses, job_values
 from gpud.device.cuda.program.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchInfo, LaunchSpec, as_dim3
 from gpud.device.launch_checks import (
@@ -150,6 +152,8 @@ class CUDASequence:
         words = block.words[: jobs_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
         words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]
         self._words = words
+        for number, record in enumerate(words):
+            self._parameters.set_job(number, record.tobytes())
         self._tuned = [spec.claims is None for spec in specs]
         self.image: int = block.address
 
@@ -185,6 +189,7 @@ class CUDASequence:
             chunk, ahead = self._claims(number)
             self._words[number, cw.CHUNK // 4] = chunk
             self._words[number, cw.AHEAD // 4] = ahead
+            self._parameters.set_job(number, self._words[number].tobytes())
 
     def _claims(self, number: int) -> cw.Claims:
         prepared = self.prepared[number]
@@ -194,17 +199,27 @@ class CUDASequence:
         most = self.blocks(number, self._sms * self.occupancy)
         return choose_claims(block_ns, prepared.total, most)
 
-    def parameters(self, number: int, control: int) -> int:
-        """Return the address of the pointers to a launch's parameters, for one launch record.
+    def parameters(self, number: int, slot: Slot | None, job: int, base: int) -> int:
+        """Return the address of the pointers to a launch's parameters.
 
         Only one launch at a time uses them: the driver copies the values.
+
+        Args:
+            number: of the launch.
+            slot: its records; None: it is not rewritten.
+            job: address of its job record.
+            base: sliced form: its first task block.
         """
-        self._parameters.set_control(number, control)
+        if slot is not None:
+            self._parameters.set_addresses(number, slot, job, base)
         return self.prepared[number].pointers
 
 
 class _Parameters:
-    """The parameter buffers of all launches and pointers to each parameter, the hidden one last."""
+    """The parameter buffers of all launches and pointers to each parameter, the hidden one last.
+
+    In front of that one is the structure of `gpud.device.cuda.program.by_value`, if there is one.
+    """
 
     def __init__(self, specs: Sequence[LaunchSpec]) -> None:
         starts, buffers, at = [], [], 0
@@ -215,12 +230,15 @@ class _Parameters:
             at += room
         self._values = np.frombuffer(bytearray(b"".join(buffers) or b"\0"), np.uint8)
         self._controls = np.zeros(len(specs), np.uint64)
+        self._by_value = np.zeros((len(specs), VALUE_BYTES), np.uint8)
         self._pointers: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
         for index, spec in enumerate(specs):
             first = self._values.ctypes.data + starts[index]
             known = spec.kernel.parameters
             own = known[:-1] if spec.form in REWRITTEN else known
             pointers = [first + parameter.offset for parameter in own]
+            if spec.form in REWRITTEN and spec.kernel.by_value:
+                pointers.append(self._by_value[index].ctypes.data)
             pointers.append(self._controls.ctypes.data + 8 * index)
             self._pointers.append(np.array(pointers, np.uint64))
 
@@ -228,9 +246,16 @@ class _Parameters:
         """Return the address of a launch's array of pointers."""
         return int(self._pointers[number].ctypes.data)
 
-    def set_control(self, number: int, address: int) -> None:
-        """Set the hidden parameter for the next time that the launch is begun."""
-        self._controls[number] = address
+    def set_addresses(self, number: int, slot: Slot, job: int, base: int) -> None:
+        """Set what differs from one time to the next that the launch is begun."""
+        self._controls[number] = slot.address
+        values = encode_addresses(job, slot.status, base)
+        self._by_value[number, : len(values)] = np.frombuffer(values, np.uint8)
+
+    def set_job(self, number: int, record: bytes) -> None:
+        """Set what the job record says for good."""
+        values = job_values(record)
+        self._by_value[number, -len(values) :] = np.frombuffer(values, np.uint8)
 
 
 def _prepared(device: Preparation, spec: LaunchSpec, pointers: int) -> PreparedLaunch:

@@ -4,7 +4,7 @@ Problem: a GPU spreads the blocks of a launch over all SMs. If those with the hi
 every SM has some left, and a kernel of which few blocks fit on an SM finds room nowhere, though
 its share is free in total.
 
-Approach: blocks report on which SM they are (`gpud.device.cuda.program.report_starts`), and each
+Approach: blocks report on which SM they are (`gpud.device.cuda.program.report_blocks`), and each
 can be released individually. So the blocks of one SM leave, then those of the next, in the same
 order of SMs for all launches: where several shrink, the same SMs come free. Blocks that have not
 begun leave before any other: they would take the room that comes free.

@@ -38,7 +38,7 @@ from gpud.compiler.ptx.model import (
     Symbol,
     immediate,
 )
-from gpud.device.cuda.program.report_starts import is_persistent
+from gpud.device.cuda.program.report_blocks import is_persistent
 
 __all__ = ["PERIOD", "add_host_poll"]
 

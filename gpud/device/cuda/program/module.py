@@ -32,6 +32,7 @@ import numpy.typing as npt
 from gpud.compiler.abi.reserved_names import ARENA, HEAP, PRINT
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.data_layout import size_and_align
+from gpud.compiler.forms.rules import SLOT_BYTES
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
@@ -39,10 +40,10 @@ from gpud.compiler.ptx.printer import print_module
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import Pool, out_of_memory
+from gpud.device.cuda.program.by_value import is_values, pass_by_value
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
-from gpud.device.cuda.program.hoist_job import hoist_job_address
 from gpud.device.cuda.program.host_poll import add_host_poll
-from gpud.device.cuda.program.report_starts import is_rewritten, report_starts
+from gpud.device.cuda.program.report_blocks import is_rewritten, report_blocks
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 
@@ -78,7 +79,11 @@ class CUDAKernel:
         module: it belongs to.
         name: in the PTX.
         handle: the driver's.
-        parameters: with their offsets in the parameter buffer.
+        parameters: with their offsets in the parameter buffer, without the structure of
+            `gpud.device.cuda.program.by_value`.
+        placed: all of them, as the driver takes them.
+        by_value: whether it has that structure, in front of the last parameter.
+        rewritten: whether it has a hidden parameter.
         prints: whether it may print to its run's output buffer.
         occupancies: cache of M by block shape and dynamic shared memory.
         block_ns: nanoseconds that a task block takes, by block shape, as last measured.
@@ -89,9 +94,13 @@ class CUDAKernel:
     ) -> None:
         self.module = module
         self.prints = prints
+        self.rewritten = is_rewritten(entry)
         self.name = entry.name
         self.handle = handle
-        self.parameters: tuple[Parameter, ...] = parameters_of(entry)
+        self.placed: tuple[Parameter, ...] = parameters_of(entry)
+        known = tuple(one for one in entry.parameters if not is_values(one.name))
+        self.parameters: tuple[Parameter, ...] = parameters_of(replace(entry, parameters=known))
+        self.by_value = len(known) < len(self.placed)
         self.occupancies: dict[tuple[tuple[int, int, int], int], int] = {}
         self.block_ns: dict[tuple[int, int, int], float] = {}
 
@@ -112,12 +121,13 @@ class CUDAKernel:
             driver.call("cuFuncSetAttribute", self.handle, which, value)
 
     def share_sms(self) -> None:
-        """Set the same split of SM memory into cache and shared memory for all kernels.
+        """Set the same split of SM memory into cache and shared memory as other kernels have.
 
         An SM's split is changed only when no block is on it, and persistent blocks stay: a kernel
         that needs more shared memory than those before it would wait for all of them to leave. So
-        all kernels ask for the most shared memory, and the split never changes. That leaves them
-        less cache: 28 of 256 KB on an H100.
+        all kernels that use shared memory ask for the most of it. That leaves them less cache: 28
+        of 256 KB on an H100. Kernels without any have no preference and keep their cache, and may
+        make others wait: ``bench/gpu/waits.py`` and ``rewrite_cost.py`` measure both.
 
         Source: CUDA Driver API 13.0, ``cuFuncSetCacheConfig`` ("may insert a device-side
         synchronization point"), and ``CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT``.
@@ -164,9 +174,7 @@ class CUDAModule:
         host_poll: bool = False,
     ) -> None:
         flat = flatten_module(parse(text))
-        program = visible(
-            hoist_job_address(report_starts(add_host_poll(flat) if host_poll else flat))
-        )
+        program = visible(pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat)))
         self.context = context
         self.arena = arena
         # Without bodies: the garbage collector stops all threads while it traverses objects.
@@ -212,7 +220,7 @@ class CUDAModule:
             handle = self.context.enter().call("cuModuleGetFunction", self._handle, name.encode())
             entry = self._entries[name]
             kernel = CUDAKernel(self, entry, handle, prints=name in self._printing)
-            if is_rewritten(entry):
+            if kernel.rewritten and kernel.shared_bytes > SLOT_BYTES:
                 kernel.share_sms()
             self._kernels[name] = kernel
         return kernel

@@ -68,6 +68,8 @@ def measured(
         # The maximum for a block, so that a later, smaller launch does not lower it.
         room = shared_limit - kernel.shared_bytes
         kernel.set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)
+    if shared and kernel.rewritten:
+        kernel.share_sms()
     driver = kernel.module.context.enter()
     what = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
     occupancy = int(driver.call(what, kernel.handle, threads, shared))

@@ -1,18 +1,21 @@
-"""Makes kernels report that their blocks begin, and on which SM.
+"""Makes kernels report that their blocks begin, on which SM, and that they have left.
 
 Problem: how long a job waited for room is known only if its first task block reports that it has
-begun; and the host can empty whole SMs only if it knows which block is on which SM
-(`gpud.device.cuda.placement.release_order`). No other control word says either.
+begun; the host can empty whole SMs only if it knows which block is on which SM
+(`gpud.device.cuda.placement.release_order`); and the persistent loop counts the blocks that leave
+down in one word: over a bus, a round trip for each, one after the other.
 
-Approach: `report_starts` inserts some instructions at the entry of a rewritten kernel: in
+Approach: `report_blocks` inserts some instructions at the entry of a rewritten kernel: in
 persistent form each block stores the number of its SM to the status record; in other forms, which
-have as many blocks as the user asked for, the first block stores that it has begun. The host reads
-that without asking the driver. Nothing waits for the stores, and the persistent loop is unchanged.
-The CPU device knows where blocks are, so only programs for a GPU are changed, as they are loaded.
+have as many blocks as the user asked for, the first block stores that it has begun. Where the loop
+counts a block that leaves, it stores a mark of its own instead, and the host counts the marks.
+Nothing waits for the stores, and the rest of the loop is unchanged. The CPU device knows where
+blocks are and shares memory with them, so only programs for a GPU are changed, as they are loaded.
 
 Terms: the *first block* is the one with ``%ctaid.x`` 0 of a launch: GPUs start blocks in order.
 
 Properties:
+* ``no atomics``: no rewritten kernel has an atomic on the status record;
 * ``once``: each word is stored by the threads with ``%tid.x`` 0 of one block, all with the same
   value;
 * kernels without the hidden parameter, and all functions, are unchanged.
@@ -34,13 +37,19 @@ from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions,
 from gpud.compiler.ptx.model import (
     Address,
     Function,
+    Instruction,
     Module,
+    Register,
     SpecialRegister,
+    Statement,
     Symbol,
     Variable,
+    immediate,
 )
 
-__all__ = ["is_persistent", "is_rewritten", "report_starts"]
+__all__ = ["is_persistent", "is_rewritten", "report_blocks"]
+
+_COUNT = "red.global.add.u32"
 
 
 def is_rewritten(entry: Function) -> bool:
@@ -53,8 +62,8 @@ def is_persistent(entry: Function) -> bool:
     return any(isinstance(one, Variable) and is_slots(one.name) for one in entry.body or ())
 
 
-def report_starts(program: Module) -> Module:
-    """Have every rewritten kernel of a flat program report its start."""
+def report_blocks(program: Module) -> Module:
+    """Have every rewritten kernel of a flat program report its blocks."""
     stem = fresh_stem(call_graph(program), "gpud_begun")
 
     def change(function: Function) -> Function:
@@ -81,6 +90,31 @@ def report_starts(program: Module) -> Module:
             code("ld.global.nc.u64", status, Address(control, cw.STATUS), when=reports)
             code("st.volatile.global.u32", Address(status, cw.BEGUN), 1, when=reports)
         declarations, rest = split_declarations(function.body)
-        return replace(function, body=[*declarations, *code.declarations, *code.body, *rest])
+        begins, code.body = code.body, []
+        rest = [one for statement in rest for one in _left(code, statement)]
+        return replace(function, body=[*declarations, *code.declarations, *begins, *rest])
 
     return map_functions(program, change)
+
+
+def _left(code: CodeBuilder, statement: Statement) -> list[Statement]:
+    """Return a mark of the block instead of a count of those that have left."""
+    if not isinstance(statement, Instruction) or statement.opcode.text != _COUNT:
+        return [statement]
+    address, value = statement.operands
+    if not isinstance(address, Address) or (address.offset, value) != (cw.LIVE, immediate(-1)):
+        return [statement]
+    block, place = code.register("block"), code.register("place", "b64")
+    count = code.register("count")
+    # Written again: a register of the entry's would be live through the body.
+    code("mov.u32", block, SpecialRegister("%ctaid.x"))
+    code("mov.u32", count, SpecialRegister("%nctaid.x"))
+    code("mad.lo.u32", block, count, 2, block)
+    code("sub.u32", block, block, 2)  # the offset below is that of one block of one
+    code("cvt.u64.u32", place, block)
+    assert isinstance(address.base, Register)
+    code("add.u64", place, place, address.base)
+    code("mov.u32", count, 1)
+    code("st.volatile.global.u8", Address(place, cw.left_at(1)), count)
+    made, code.body = code.body, []
+    return made

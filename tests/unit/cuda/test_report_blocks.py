@@ -12,7 +12,7 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cuda.program.report_starts import report_starts
+from gpud.device.cuda.program.report_blocks import report_blocks
 from tests.unit.cpu.device_helpers import TIMEOUT_S
 
 SOURCE = r"""
@@ -24,7 +24,7 @@ extern "C" __global__ void k(int* p, int n) { p[blockIdx.x] = twice(p[blockIdx.x
 @pytest.mark.parametrize("form", ["persistent", "sliced", "whole"])
 def test_every_rewritten_form_reports(form: str) -> None:
     plain = flatten_module(parse(compile_program(SOURCE, form=form, bounds_checks=False).ptx))
-    told = report_starts(plain)
+    told = report_blocks(plain)
     text = print_module(told)
     assert text.count("st.volatile.global.u16") == (form == "persistent")
     assert [f.body for f in told.functions() if f.kind == "func"] == [
@@ -52,7 +52,7 @@ def test_every_rewritten_form_reports(form: str) -> None:
 
 def test_an_unmodified_kernel_reports_nothing() -> None:
     plain = flatten_module(parse(compile_program(SOURCE).original_ptx))
-    assert report_starts(plain) is plain
+    assert report_blocks(plain) is plain
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas")
@@ -60,5 +60,5 @@ def test_an_unmodified_kernel_reports_nothing() -> None:
 def test_it_assembles_and_takes_few_registers(arch: str) -> None:
     for bounds_checks in (True, False):
         plain = compile_program(SOURCE, bounds_checks=bounds_checks).ptx
-        told = print_module(report_starts(flatten_module(parse(plain))))
+        told = print_module(report_blocks(flatten_module(parse(plain))))
         assert assemble(told, arch)["k"].registers <= assemble(plain, arch)["k"].registers + 4
