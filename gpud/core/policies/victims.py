@@ -113,8 +113,8 @@ def choose_by_service(
     """
     release = _Release(shortfall, most)
     pool = release.take_exhausted(entries)
-    if release.missing <= 0:
-        return release.chosen
+    if release.missing <= 0 or not pool:
+        return release.result()
     if len(pool) == 1:
         release.take(pool[0][2])
         return release.result()

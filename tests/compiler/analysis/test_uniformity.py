@@ -38,6 +38,9 @@ def look(body: str) -> Uniformity:
         ("ld.local.u32 %r1, [8];", DIVERGENT),
         ("bar.red.popc.u32 %r1, 1, 64, %p1;", DIVERGENT),
         ("mov.u32 %r2, %tid.x; @%p1 mov.u32 %r1, %r2;", DIVERGENT),
+        # The guard and the target are as many registers as there are operands.
+        ("@%p1 mov.u32 %r1, %tid.x;", DIVERGENT),
+        ("@%p1 mov.u32 %r1, %ctaid.x;", UNIFORM),
         ("activemask.b32 %r1;", DIVERGENT),
         ("mov.u32 %r2, 1; shfl.sync.down.b32 %r1, %r2, 1, 31, -1;", UNIFORM),
         # The last warp of a block may have fewer lanes.

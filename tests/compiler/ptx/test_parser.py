@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpud.compiler.ptx.constants import evaluate
+from gpud.compiler.ptx.lexicon import covers_special_register
 from gpud.compiler.ptx.model import (
     Address,
     BranchTargets,
@@ -36,7 +38,9 @@ from gpud.compiler.ptx.model import (
     Vector,
     opcode,
 )
+from gpud.compiler.ptx.operands import parse_operand
 from gpud.compiler.ptx.parser import parse
+from gpud.compiler.ptx.printer import print_module
 
 HEADER = ".version 8.0\n.target sm_90\n.address_size 64\n"
 
@@ -389,3 +393,71 @@ def test_a_thousand_operands_of_one_module_share_their_nodes() -> None:
     assert isinstance(first, Instruction)
     assert isinstance(second, Instruction)
     assert first.operands[0] is second.operands[0]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "pointer"),
+    [
+        (".ptr", ""),
+        (".ptr .global .align 16", ".global .align 16"),
+        (".ptr .shared .align 8", ".shared .align 8"),
+        (".ptr .local", ".local"),
+        (".ptr .const .align 4", ".const .align 4"),
+    ],
+)
+def test_attributes_of_pointers(attributes: str, pointer: str) -> None:
+    module = module_of(f".entry k(.param .u64 {attributes} p) {{ ret; }}")
+    (parameter,) = module.entries()["k"].parameters
+    assert (parameter.type, parameter.pointer) == ("u64", pointer)
+    assert parse(print_module(module)) == module
+
+
+@pytest.mark.parametrize(
+    ("prefix", "count", "covers"),
+    [
+        ("%clock", 65, True),
+        ("%clock", 10**6, True),
+        ("%clock", 64, False),
+        ("%clock6", 5, True),
+        ("%clock6", 4, False),
+        ("%envreg", 1, True),
+        ("%envreg", 0, False),
+        ("%envreg3", 1, True),
+        ("%envreg4", 99, False),
+        ("%pm", 1, True),
+        ("%reserved_smem_offset_", 1, True),
+        ("%tid", 99, False),
+        ("%r", 99, False),
+    ],
+)
+def test_numbered_registers_that_cover_a_predefined_one(
+    prefix: str, count: int, covers: bool
+) -> None:
+    assert covers_special_register(prefix, count) is covers
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("!0", 1),
+        ("!7", 0),
+        ("!!7", 1),
+        ("!0 + 1", 2),
+        ("!(3 - 3)", 1),
+        ("1 ? 2 : 0 ? 3 : 4", 2),
+        ("0 ? 2 : 1 ? 3 : 4", 3),
+        ("0 ? 2 : 0 ? 3 : 4", 4),
+        ("1 ? 0 ? 5 : 6 : 7", 6),
+        ("1 ? 1 ? 5 : 6 : 7", 5),
+        ("0 ? 1 ? 5 : 6 : 7", 7),
+        ("2 > 1 ? 1 + 1 : 9", 2),
+        ("(0 ? 2 : 3) * 2", 6),
+    ],
+)
+def test_negations_and_choices_in_constants(text: str, value: int) -> None:
+    assert evaluate(text) == value
+
+
+@pytest.mark.parametrize("text", ["%r1|%r2|%r3", "%r1|", "|%r1", "%r1||%r2", "%r1|1.0"])
+def test_operands_that_are_no_pairs_are_kept_as_they_are(text: str) -> None:
+    assert parse_operand(text, {}) == RawOperand(text)

@@ -208,6 +208,17 @@ def test_room_on_its_way_is_kept_for_who_has_waited_longest() -> None:
     assert slices(driver.left(1, 3, exhausted=True)) == [(2, 5)]
 
 
+def test_room_that_just_suffices_with_what_is_on_its_way_is_kept() -> None:
+    driver = Driver(2)
+    driver.offline(1, m=8, blocks=8)
+    driver.offline(2, m=8)
+    driver.offline(3, m=1)
+    # What job 1 leaves is one SM in all, which job 3 needs.
+    for held in (7, 4, 1):
+        assert slices(driver.left(1, held, exhausted=True)) == []
+    assert slices(driver.done(1)) == [(3, 1)]
+
+
 def test_a_larger_slice_that_cannot_come_free_does_not_stop_growth() -> None:
     driver = Driver(1)
     driver.offline(1, m=4, blocks=2)
@@ -255,6 +266,20 @@ def test_online_arrivals_leave_the_floor_to_offline_jobs() -> None:
     assert isinstance(error(driver.online(4, "7")), AdmissionError)
     driver.done(2)
     assert driver.state(3) == "running", "without offline work nothing is kept"
+
+
+def test_nobody_gives_way_whose_slices_are_too_large_for_the_floor() -> None:
+    driver = Driver(4, offline_floor="3/2")
+    driver.offline(1, m=1)
+    assert slices(driver.online(2, "5/2", m=2)) == [], (
+        "it would release 3 SMs, of which 1/2 is kept"
+    )
+    assert driver.state(2) == "waiting"
+    assert slices(driver.left(1, 3, exhausted=True)) == []
+    assert slices(driver.online(3, "2", m=1)) == []
+    driver.cancel(2)
+    assert driver.state(3) == "running"
+    assert driver.allocation(1) == "2"
 
 
 def test_a_release_is_not_rounded_into_the_floor() -> None:

@@ -33,6 +33,8 @@ DAMAGES: list[tuple[str, Callable[[Scheduler], object]]] = [
     ("capacity: device 0 has 4 SMs, 5 of them", lambda s: damage_slices(s, 2, 3)),
     ("capacity: job 0.1 .* has -1 slices", lambda s: damage_slices(s, 1, -1)),
     ("quota: job 0.1 .* has 3 SMs, its quota is 2", lambda s: damage_slices(s, 1, 3)),
+    ("quota: job 0.1 .* has 2 slices, its quota is 1",
+     lambda s: setattr(s.jobs[JobId(1)], "quota_slices", 1)),
     ("reservation: job 0.2 .* has 1 of 2 SMs", lambda s: damage_slices(s, 2, 1)),
     ("sums: device 0 counts charged", lambda s: setattr(s.devices[0], "charged", 1)),
     ("sums: device 0 counts working", lambda s: setattr(s.devices[0], "working", 9)),
