@@ -21,7 +21,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OPEN = 2**32 - 1
 """The value of a gate at which no block waits."""
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 100.0
+"""Of one wait: what a busy machine may take, and less than a test may."""
 
 
 def words(device: Device, count: int, value: int = 0) -> tuple[Memory, Array]:
