@@ -29,8 +29,8 @@ from gpud.wire import messages as wm
 from gpud.wire.message_table import Sender
 from gpud.wire.socket_path import check_fallback_folder
 from tests.fake_host.host import Behaviour, FakeHost
-from tests.faults.client_kills.clients import Raw
 from tests.integration.daemon_world import PTX, Client, World, launch, until
+from tests.support.raw_client import Raw
 
 ALICE, BOB = 70001, 70002
 SECRET = "a_kernel_that_only_alice_knows"

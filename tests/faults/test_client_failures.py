@@ -19,8 +19,9 @@ from gpud.server import daemon as daemon_module
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.faults.client_kills import run as client_kills
-from tests.faults.client_kills.clients import DEATHS, Raw
+from tests.faults.client_kills.clients import DEATHS, SOURCE
 from tests.integration.daemon_world import Client, World, until
+from tests.support.raw_client import Raw
 
 # -- processes that are killed ---------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ def test_a_long_chain_of_jobs_dies_with_its_client() -> None:
     with gc.local("cpu:2", log_level="warning", grace="30 s", **limits) as gpu:
         client = Raw(str(gpu.path))
         client.hello()
-        module, address = client.module(), client.allocate(4096)
+        module, address = client.module(SOURCE), client.allocate(4096)
         client.submit(module, address, (1 << 31) - 1)
         for number in range(2, count + 1):
             client.submit(module, address, 1, stream=number, after=((client.session, number - 1),))

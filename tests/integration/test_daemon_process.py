@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,10 +19,8 @@ import pytest
 
 from gpud.errors import ConnectionLost
 from gpud.wire import messages as wm
-from gpud.wire.framing import FrameDecoder
-from gpud.wire.message_table import Sender
 from gpud_client.connection.daemon_socket import connect_socket
-from tests.integration.daemon_world import launch
+from tests.support.raw_client import Raw
 
 TIMEOUT_S = 60.0
 
@@ -47,58 +44,13 @@ $again:
 """
 
 
-class Client:
-    """A blocking client in the raw."""
-
-    def __init__(self, path: Path) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(str(path))
-        self._decoder = FrameDecoder()
-        self.received: list[Any] = []
-        self.descriptors: list[int] = []
-        self._request = 0
-        self.session = self.ask(lambda r: wm.Hello(r, 1, "test"), wm.Welcome).session
-
-    def send(self, message: Any) -> None:
-        self.sock.sendall(wm.CLIENT_PROTOCOL.encode(message))
-
-    def expect(self, cls: type[Any]) -> Any:
-        while True:
-            for index, message in enumerate(self.received):
-                if type(message) is cls:
-                    return self.received.pop(index)
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 4)
-            assert data, f"closed; there are {self.received}"
-            self.descriptors += descriptors
-            self._decoder.feed(data)
-            for body in self._decoder.frames():
-                self.received.append(wm.CLIENT_PROTOCOL.decode(body, Sender.DAEMON))
-
-    def ask(self, make: Any, cls: type[Any]) -> Any:
-        self._request += 1
-        self.send(make(self._request))
-        return self.expect(cls)
-
-    def kernel(self, source: str) -> int:
-        module: int = self.ask(lambda r: wm.Compile(r, 0, source, ()), wm.Compiled).module
-        self.ask(lambda r: wm.Measure(r, module, 0, (32, 1, 1), 0), wm.Measured)
-        return module
-
-    def array(self, size: int) -> tuple[int, mmap.mmap]:
-        address = self.ask(lambda r: wm.Allocate(r, 0, size), wm.Allocated).address
-        arena = self.expect(wm.Arena)
-        whole = -(-size // 4096) * 4096
-        return address, mmap.mmap(self.descriptors[0], whole, offset=address - arena.base)
-
-    def submit(self, number: int, module: int, address: int, blocks: int = 4, **more: Any) -> None:
-        one = launch(module, blocks, parameters=struct.pack("<Q", address))
-        self.send(wm.Submit(number, 0, wm.CLIENT_PROTOCOL.encode_records([one]), **more))
-
-    def close(self) -> None:
-        self.sock.close()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+def spinning(client: Raw) -> tuple[int, mmap.mmap]:
+    """A module whose kernel ends when the first word is not 0, one job of it, and the memory."""
+    module, address = client.module(SPIN), client.allocate(4096)
+    client.submit(module, address, 4)
+    client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
+    assert address == client.arena.base
+    return module, client.map()
 
 
 class Process:
@@ -108,7 +60,7 @@ class Process:
         self.folder = Path(tempfile.mkdtemp(prefix="gpud-"))
         self.path = self.folder / "s"
         self.processes: list[subprocess.Popen[str]] = []
-        self.clients: list[Client] = []
+        self.clients: list[Raw] = []
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.bind(str(self.folder / "notify"))
         self.manager.settimeout(TIMEOUT_S)
@@ -143,8 +95,9 @@ class Process:
             if what in text:
                 return text
 
-    def client(self) -> Client:
-        self.clients.append(Client(self.path))
+    def client(self) -> Raw:
+        self.clients.append(Raw(str(self.path)))
+        self.clients[-1].hello()
         return self.clients[-1]
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -202,14 +155,11 @@ NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
     process = daemon.start()
     client = daemon.client()
-    spin = client.kernel(SPIN)
-    address, memory = client.array(4096)
+    spin, memory = spinning(client)
     with memory:
-        client.submit(1, spin, address)
-        client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
         process.send_signal(number)
         daemon.notified("STOPPING=1")
-        client.submit(2, spin, address)
+        client.submit(spin, client.arena.base, 1)
         assert client.expect(wm.Finished).error["code"] == "draining"
         with pytest.raises(ConnectionLost, match=rf"\(pid {process.pid}\) is ending"):
             connect_socket(daemon.path)
@@ -227,9 +177,7 @@ def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
 def test_a_second_signal_forces(daemon: Process) -> None:
     process = daemon.start()
     client = daemon.client()
-    address, memory = client.array(4096)
-    client.submit(1, client.kernel(SPIN), address)
-    client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
+    _, memory = spinning(client)
     hosts = children(process.pid)
     process.send_signal(signal.SIGINT)
     daemon.notified("STOPPING=1")
@@ -246,9 +194,7 @@ def test_children_end_with_a_daemon_that_is_killed_and_the_next_takes_its_path(
 ) -> None:
     process = daemon.start()
     client = daemon.client()
-    address, memory = client.array(4096)
-    client.submit(1, client.kernel(SPIN), address)
-    client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
+    _, memory = spinning(client)
     hosts = children(process.pid)
     process.kill()
     assert all(gone(pid) for pid in hosts)

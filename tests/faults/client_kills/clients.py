@@ -14,22 +14,18 @@ The clients speak the protocol directly, so that they can also send parts of fra
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from gpud.wire import messages as wm
-from gpud.wire.framing import FrameDecoder
-from gpud.wire.message_table import Sender
+from tests.support.raw_client import Raw
 
-__all__ = ["DEATHS", "SOURCE", "Raw"]
+__all__ = ["DEATHS", "SOURCE"]
 
 SOURCE = """
 .version 8.0
@@ -56,86 +52,6 @@ $again:
 """A task block of it takes some 0.1 ms."""
 
 _LATEST_S = 0.15  # a client is killed within this time
-_TIMEOUT_S = 60.0
-
-
-class Raw:
-    """A blocking client without the client library."""
-
-    def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_TIMEOUT_S)
-        self.sock.connect(path)
-        self.descriptors: list[int] = []
-        self.arena: Any = None
-        self.session = 0
-        self._decoder = FrameDecoder()
-        self._received: list[Any] = []
-        self._request = 0
-        self._jobs = 0
-
-    def send(self, message: Any) -> None:
-        """Send a message."""
-        self.sock.sendall(wm.CLIENT_PROTOCOL.encode(message))
-
-    def expect(self, cls: type[Any]) -> Any:
-        """Return the next message of this class; others are dropped."""
-        while True:
-            while self._received:
-                message = self._received.pop(0)
-                if type(message) is wm.Arena:
-                    self.arena = message
-                if type(message) is cls:
-                    return message
-                if type(message) in (wm.Failed, wm.Goodbye):
-                    raise RuntimeError(str(message.error["message"]))
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 8)
-            if not data:
-                raise ConnectionError("the daemon has closed the connection")
-            self.descriptors += descriptors
-            self._decoder.feed(data)
-            for body in self._decoder.frames():
-                self._received.append(wm.CLIENT_PROTOCOL.decode(body, Sender.DAEMON))
-
-    def ask(self, make: Callable[[int], Any], cls: type[Any]) -> Any:
-        """Send a request; its answer."""
-        self._request += 1
-        with suppress(BrokenPipeError):  # the reason can still be read
-            self.send(make(self._request))
-        return self.expect(cls)
-
-    def hello(self) -> None:
-        """Open a session."""
-        self.session = self.ask(lambda r: wm.Hello(r, wm.VERSION, "dying"), wm.Welcome).session
-
-    def module(self, source: str = SOURCE) -> int:
-        """Compile and measure the kernel; returns the module."""
-        module: int = self.ask(lambda r: wm.Compile(r, 0, source, ()), wm.Compiled).module
-        self.ask(lambda r: wm.Measure(r, module, 0, (32, 1, 1), 0), wm.Measured)
-        return module
-
-    def allocate(self, size: int) -> int:
-        """Allocate an array; returns its address."""
-        address: int = self.ask(lambda r: wm.Allocate(r, 0, size), wm.Allocated).address
-        return address
-
-    def map(self) -> mmap.mmap:
-        """Map the session's memory."""
-        return mmap.mmap(self.descriptors[0], self.arena.size)
-
-    def submit(self, module: int, address: int, blocks: int, **more: Any) -> None:
-        """Submit a launch of the module's first kernel."""
-        self._jobs += 1
-        one = wm.LaunchRecord(
-            module, 0, (blocks, 1, 1), (32, 1, 1), 0, address.to_bytes(8, "little")
-        )
-        self.send(wm.Submit(self._jobs, 0, wm.CLIENT_PROTOCOL.encode_records([one]), **more))
-
-    def close(self) -> None:
-        """Close the connection in the regular way."""
-        self.sock.close()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
 
 
 # -- deaths ----------------------------------------------------------------------------------------
@@ -191,26 +107,26 @@ def _writing(client: Raw, chance: random.Random) -> None:
 
 def _running(client: Raw, chance: random.Random) -> None:
     client.hello()
-    module, address = client.module(), client.allocate(4096)
+    module, address = client.module(SOURCE), client.allocate(4096)
     client.submit(module, address, chance.randrange(1, 4000))
 
 
 def _online(client: Raw, chance: random.Random) -> None:
     client.hello()
-    module, address = client.module(), client.allocate(4096)
+    module, address = client.module(SOURCE), client.allocate(4096)
     client.submit(module, address, chance.randrange(1, 4000), reservation=(1, 1))
 
 
 def _queued(client: Raw, chance: random.Random) -> None:
     client.hello()
-    module, address = client.module(), client.allocate(4096)
+    module, address = client.module(SOURCE), client.allocate(4096)
     for number in range(200):
         client.submit(module, address, chance.randrange(1, 40), stream=number % 3)
 
 
 def _blocked(client: Raw, chance: random.Random) -> None:
     client.hello()
-    module, address = client.module(), client.allocate(4096)
+    module, address = client.module(SOURCE), client.allocate(4096)
     client.submit(module, address, 4000)
     for number in range(1, 200):
         after = tuple((client.session, chance.randrange(1, number + 1)) for _ in range(3))
@@ -239,7 +155,7 @@ def _freeing(client: Raw, chance: random.Random) -> None:
 
 def _symbols(client: Raw, chance: random.Random) -> None:
     client.hello()
-    module = client.module()
+    module = client.module(SOURCE)
     while True:
         size = chance.randrange(1, 4096)
         client.ask(lambda r: wm.WriteSymbol(r, module, "room", 0, bytes(size)), wm.Answer)  # noqa: B023

@@ -28,20 +28,18 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import gpud_client as gc
 from bench.harness.machine import describe
 from bench.harness.memory import anonymous_bytes
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
-from tests.faults.client_kills.clients import Raw
+from tests.faults.fuzz.neighbour import Neighbour
+from tests.support.raw_client import Raw
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "client_kills.json"
@@ -50,13 +48,6 @@ CONNECTIONS = 10_000
 AIM_MS = 50.0
 _LATEST_S = 60.0  # by when everything must be freed
 _MAY_GROW_MIB = {"front": 48, "host": 96}  # filling buffers, compiled programs, the allocator
-
-TICK = r"""
-extern "C" __global__ void tick(unsigned* ticks) {
-    unsigned i = blockIdx.x * blockDim.x + threadIdx.x, x = i;
-    for (int r = 0; r < 2000; r++) x = x * 1664525u + 1013904223u;
-    ticks[i] += 1 + (x == 0xffffffffu && i == 0xffffffffu);
-}"""
 
 
 def main() -> int:
@@ -83,7 +74,7 @@ def measure(device: str, kills: int, seed: int) -> dict[str, Any]:
     """All figures; see `report`."""
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device, log_level="warning", grace="30 s"))
-        survivors = [_Survivor(stack, gpu.path) for _ in range(2)]
+        survivors = [stack.enter_context(Neighbour(gpu.path, pause_s=0)) for _ in range(2)]
         killer = stack.enter_context(Killer(gpu.path))
         front = int(gpu.query("status")["pid"])
         back_ms: list[float] = []
@@ -101,9 +92,9 @@ def measure(device: str, kills: int, seed: int) -> dict[str, Any]:
             reaped_ms.append((about["reaped_ns"] - about["killed_ns"]) / 1e6)
             back_ms.append(until_back(gpu, about["killed_ns"], 1 + len(survivors)))
         cold = settled(front, warm)
-        jobs = [survivor.end() for survivor in survivors]
+        ends = [survivor.end() for survivor in survivors]
         status = gpu.query("status")
-    wrong = [text for survivor in survivors for text in survivor.wrong]
+    wrong = [text for end in ends for text in end["wrong"]]
     if status["devices"][0]["restarts"]:
         wrong.append(f"the device host was started again: {status['devices'][0]}")
     return {
@@ -112,7 +103,7 @@ def measure(device: str, kills: int, seed: int) -> dict[str, Any]:
         "seed": seed,
         "deaths": dict(sorted(deaths.items())),
         "ended_before_they_were_killed": refused,
-        "survivors_jobs": jobs,
+        "survivors_jobs": [end["jobs"] for end in ends],
         "wrong": wrong[:20],
         "back_ms": _percentiles(back_ms),
         "reaped_ms": _percentiles(reaped_ms),
@@ -165,41 +156,6 @@ def connections(device: str, wanted: int) -> dict[str, Any]:
         "seconds_to_close": round(closed_s, 2),
         "descriptors": [one["descriptors"]["front"] for one in (before, used, after)],
     }
-
-
-class _Survivor:
-    """A client that is not killed, and checks each of its jobs."""
-
-    def __init__(self, stack: ExitStack, path: str) -> None:
-        self.wrong: list[str] = []
-        self._gpu = stack.enter_context(gc.connect(path))
-        self._jobs = 0
-        self._over = threading.Event()
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self._begun.wait(_LATEST_S)
-
-    def _run(self) -> None:
-        try:
-            kernel = self._gpu.kernel(TICK, "tick")
-            ticks = self._gpu.zeros(64 * 64, np.uint32)
-            while not self._over.is_set():
-                kernel.submit(64, 64, (ticks,)).result(_LATEST_S)
-                self._jobs += 1
-                self._begun.set()
-                found = ticks.get()
-                if not (found == self._jobs).all():
-                    self.wrong.append(f"after {self._jobs} jobs: {np.unique(found)}")
-                    return
-        except Exception as error:  # noqa: BLE001  (it is what is reported)
-            self.wrong.append(f"after {self._jobs} jobs: {error!r}")
-
-    def end(self) -> int:
-        """Stop; returns the number of correct jobs."""
-        self._over.set()
-        self._thread.join(_LATEST_S)
-        return self._jobs
 
 
 class Killer:

@@ -18,7 +18,6 @@ extern "C" __global__ void tick(unsigned* ticks) {
 }"""
 _BLOCKS, _BLOCK = 8, 64
 _PATIENCE_S = 60.0
-_PAUSE_S = 0.01
 
 
 class Neighbour:
@@ -26,9 +25,11 @@ class Neighbour:
 
     Args:
         path: the daemon's socket.
+        pause_s: between jobs.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pause_s: float = 0.01) -> None:
+        self._pause_s = pause_s
         self._gpu = gc.connect(path)
         self._ticks = self._gpu.zeros(_BLOCKS * _BLOCK, np.uint32)
         self._kernel = self._gpu.kernel(SOURCE, "tick")
@@ -79,6 +80,6 @@ class Neighbour:
                 if bad:
                     self._wrong.append(f"neighbour: {bad} numbers are not {runs}")
                     return
-                self._over.wait(_PAUSE_S)
+                self._over.wait(self._pause_s)
         except (gc.GpudError, OSError, TimeoutError) as error:
             self._wrong.append(f"neighbour: {type(error).__name__}: {error}"[:400])
