@@ -37,6 +37,7 @@ from gpud.core.policies import victims
 from gpud.core.policies.arrival import Arrival
 from gpud.core.policies.fair_share import Candidate
 from gpud.core.policies.rebalancing import plan
+from gpud.core.service import HORIZON_HOLDS
 from gpud.core.sort_keys import WITH_SLICES, level
 from gpud.errors import GpudError
 
@@ -53,8 +54,12 @@ class Reservations(Arrival):
         """As `gpud.core.policy.Policy.rebalance`."""
         if not device.rebalancing:
             super().rebalance(device)
-            if device.rebalance_at_ns is None and _is_contended(device):
-                device.rebalance_at_ns = device.now_ns + device.rebalance_hold_ns
+            planned_ns = device.rebalance_at_ns
+            # What was planned for long from now did not know of what has changed.
+            holds = 1 if planned_ns is None or device.waiting else HORIZON_HOLDS
+            soon_ns = device.now_ns + holds * device.rebalance_hold_ns
+            if (planned_ns is None or planned_ns > soon_ns) and _is_contended(device):
+                device.rebalance_at_ns = soon_ns
             return
         device.rebalancing = False
         device.reserved_for = None

@@ -234,6 +234,19 @@ def test_unequal_shares_wake_nobody_if_nobody_may_take() -> None:
         assert woken < 10
 
 
+def test_a_newcomer_is_not_kept_waiting_by_shares_that_change_seldom() -> None:
+    driver = Driver(8)
+    driver.offline(1, "1")
+    driver.offline(2, weight=8)
+    fire(driver, 100 * MS)
+    fire(driver, 1000 * MS)
+    planned_ns = driver.scheduler.devices[0].rebalance_at_ns
+    assert planned_ns is not None
+    assert planned_ns > driver.now_ns + HORIZON_HOLDS * HOLD
+    driver.offline(3, weight=8)
+    assert fire(driver, driver.now_ns + HOLD) == [(2, 4), (3, 3)]
+
+
 def test_useful() -> None:
     driver = Driver(4)
     driver.offline(1, "1", weight=1000)
