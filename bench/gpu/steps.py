@@ -114,6 +114,7 @@ STEPS: tuple[Step, ...] = (
     _colocation("gpud_floor", 80),
     _colocation("green", 80),
     _colocation("processes", 80),
+    _test("work_shares", 60),
     _test("faults", 60, "trap"),
     # No trial: the model does not know the task block of a fault, which these tests check.
     _test("bounds_checks", 120, several=True),

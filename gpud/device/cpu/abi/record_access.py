@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpud.device.cpu.abi.layout import HEADER
-from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, LAUNCH, LAUNCH_BYTES, RUN
+from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, LAUNCH, LAUNCH_BYTES, RUN, SHARE
 from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "load",
     "offset",
     "run_of",
+    "share_of",
     "store",
 ]
 
@@ -86,6 +87,11 @@ def block_record_of(e: Emitter) -> Record:
 def run_of(e: Emitter, block_record: Record) -> Record:
     """Return the record of a persistent block's run."""
     return Record(e, block_record.load("run"), RUN)
+
+
+def share_of(e: Emitter, block_record: Record) -> Record:
+    """Return the record of what a persistent block's run has of the block's SM."""
+    return Record(e, block_record.load("share"), SHARE)
 
 
 def launch_of(e: Emitter, run: Record, number: str) -> Record:

@@ -1,10 +1,10 @@
 """The layout of the records in memory that Python and the native SM loop share.
 
-Four kinds, all little-endian and naturally aligned.
+Five kinds, all little-endian and naturally aligned.
 
 * `SM`: one for each virtual SM: its slots, the persistent blocks to add, those that have left.
-* `RUN`: one for each run: the current launch, the run's slices, whether it must stop; then a
-  *busy count* for each SM, then the launches' records, then their parameters.
+* `RUN`: one for each run: the current launch, the run's slices, whether it must stop; then its
+  `SHARE` of each SM, then the launches' records, then their parameters.
 * `LAUNCH`: one for each launch of the sequence: the job record that the kernel reads
   (`gpud.compiler.abi.control_words`), and what a persistent block needs to run this launch.
 * `BLOCK`: one for each resident block, `BLOCK_BYTES` in front of the block's header: its current
@@ -23,7 +23,6 @@ from gpud.device.cpu.abi.layout import align_up
 __all__ = [
     "BLOCK",
     "BLOCK_BYTES",
-    "BUSY_COUNT_BYTES",
     "CONTROL",
     "LAUNCH",
     "LAUNCH_BYTES",
@@ -31,10 +30,13 @@ __all__ = [
     "NONE",
     "RUN",
     "RUN_BYTES",
+    "SHARE",
+    "SHARE_BYTES",
     "SM",
     "SM_BYTES",
     "SM_GONE",
     "SM_INBOX",
+    "SM_SHARES",
     "SM_SLOTS",
     "STATUS",
     "BlockState",
@@ -94,6 +96,8 @@ def _fields(*fields: tuple[str, str]) -> tuple[Fields, int]:
 SM, _sm_head = _fields(
     ("next_turn_ns", "i64"),
     ("turn_since_ns", "i64"),
+    ("virtual_ns", "i64"),
+    ("shares", "i32"),
     ("doorbell", "i32"),
     ("sleeping", "i32"),
     ("closing", "i32"),
@@ -106,12 +110,15 @@ SM, _sm_head = _fields(
 """``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's
 thread waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported
 yet. The inbox is a ring buffer. ``next_turn_ns``: when a released block may have its next turn
-beside others; ``turn_since_ns``: when the turn of a released block began, 0 if none has one."""
+beside others; ``turn_since_ns``: when the turn of a released block began, 0 if none has one.
+``shares``: how many runs have blocks here; ``virtual_ns``: the SM's virtual time, see
+`gpud.device.cpu.sm.fair_turns`."""
 
 SM_SLOTS: Final = _sm_head
 SM_INBOX: Final = SM_SLOTS + 8 * MAX_SLOTS
 SM_GONE: Final = SM_INBOX + 8 * MAX_SLOTS
-SM_BYTES: Final = SM_GONE + 8 * MAX_SLOTS
+SM_SHARES: Final = SM_GONE + 8 * MAX_SLOTS
+SM_BYTES: Final = SM_SHARES + 8 * MAX_SLOTS
 
 RUN, RUN_BYTES = _fields(
     ("first_ns", "i64"),
@@ -133,9 +140,16 @@ whole needs.
 ``stop``: no block begins another task block. ``launches_at``: bytes to the first launch's record.
 ``kill``: blocks get no further turn, and those with kill polls end at their next one."""
 
-BUSY_COUNT_BYTES: Final = 64
-"""The busy count of an SM: how many blocks of the run there are in state `RUNS`. Each has its
-own cache line."""
+SHARE, SHARE_BYTES = _fields(
+    ("virtual_ns", "i64"),
+    ("busy", "i32"),
+    ("blocks", "i32"),
+    ("throttled", "i32"),
+)
+"""What a run has of one SM, written by that SM's thread alone and in a cache line of its own.
+``blocks``: its persistent blocks there; ``busy``: how many of them are in state `RUNS`.
+``virtual_ns``: the time that these had, weighted, see `gpud.device.cpu.sm.fair_turns`.
+``throttled``: whether its last turn was refused because the block is released."""
 
 LAUNCH, _launch_rest = _fields(
     ("template", "i64"),
@@ -167,8 +181,8 @@ LAUNCH_BYTES: Final = cw.JOB_BYTES + _launch_rest
 
 BLOCK, _block_rest = _fields(
     ("run", "ptr"),
-    ("busy_count", "ptr"),
-    ("since", "i64"),
+    ("share", "ptr"),
+    ("spent_ns", "i64"),
     ("claimed", "i32"),
     ("index", "i32"),
     ("launch", "i32"),
@@ -178,8 +192,8 @@ BLOCK, _block_rest = _fields(
 )
 """``index``: its number in the run, `NONE` once it is released. ``launch``: its current launch;
 ``loaded``: the launch whose header it has. ``state`` is a `BlockState`, ``reason`` an `ExitReason`.
-``claimed``: the launch's claim counter when this block last saw it change; ``since``: when that
-was."""
+``share``: the run's `SHARE` of the block's SM. ``claimed``: the launch's claim counter when this
+block last saw it change; ``spent_ns``: how long the block has run since."""
 
 CONTROL: Final = _block_rest
 """Offset of the launch record that the kernel reads, of one block with index 0."""
@@ -193,4 +207,4 @@ assert STATUS + cw.status_bytes(1) <= BLOCK_BYTES
 
 def launches_at(sms: int) -> int:
     """Return how many bytes a run's record lies before its first launch's."""
-    return RUN_BYTES + BUSY_COUNT_BYTES * sms
+    return RUN_BYTES + SHARE_BYTES * sms

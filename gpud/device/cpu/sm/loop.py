@@ -19,6 +19,7 @@ At most one block of a run is in the kernel on an SM, unless that block polls: a
 of a task block holds a claim that it must keep, and an OS thread is no faster with several. So a
 released block leaves within one task block, mostly at once.
 
+Runs on one SM get turns in proportion to their slices there: `gpud.device.cpu.sm.fair_turns`.
 Until a released block leaves, it is throttled: `gpud.device.cpu.sm.throttling`. For an SM without
 work see `gpud.device.cpu.sm.idle`.
 
@@ -51,15 +52,16 @@ from gpud.device.cpu.abi.record_access import (
     load,
     offset,
     run_of,
+    share_of,
     store,
 )
 from gpud.device.cpu.abi.records import (
     BLOCK,
     BLOCK_BYTES,
-    BUSY_COUNT_BYTES,
     MAX_SLOTS,
     NONE,
     RUN_BYTES,
+    SHARE_BYTES,
     SM,
     SM_GONE,
     SM_INBOX,
@@ -70,6 +72,7 @@ from gpud.device.cpu.abi.records import (
 from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
 from gpud.device.cpu.ir import jit
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
 from gpud.device.cpu.sm.next_block import LEAVE, START, define_next_block
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
@@ -81,7 +84,7 @@ GONE, CLOSING = 1, 2
 
 _STALL_NS = 10_000_000
 """A block that only yields while its run claims nothing may be polling with barriers in between:
-after this time another block of the run may begin on its SM."""
+after it has run for this time another block of the run may begin on its SM."""
 
 
 class NativeLoop(NamedTuple):
@@ -110,6 +113,7 @@ def native_loop() -> NativeLoop:
     ir.metadata("!0", "!0 = !{}")
     define_next_block(ir)
     define_may_run_released(ir)
+    define_is_ahead(ir)
     _define_leave(ir)
     _define_loop(ir)
     define_wake(ir)
@@ -161,10 +165,24 @@ def _define_loop(ir: IRModule) -> None:
             Record(e, block, HEADER).store("error", Failure.KILLED)
             _abort_block(e, sm, block, at, busy)
             e.jump(again)
-        kept = block_record.load("index", "monotonic")
-        e.branch(compare(e, "eq", "i32", kept, NONE), released, step)
+        share = share_of(e, block_record)
+        kept, several, ahead = e.label("kept"), e.label("several"), e.label("ahead")
+        throttled = e.label("throttled")
+        index = block_record.load("index", "monotonic")
+        e.branch(compare(e, "eq", "i32", index, NONE), released, kept)
         e.place(released)
-        e.branch(e.value(f"call i1 @may_run_released(ptr %sm, ptr {block})"), step, again)
+        may_run = e.value(f"call i1 @may_run_released(ptr %sm, ptr {block})")
+        e.branch(may_run, step, throttled)
+        e.place(throttled)
+        share.store("throttled", 1)
+        e.jump(again)
+        e.place(kept)
+        e.branch(compare(e, "eq", "i32", sm.load("shares"), 1), step, several)
+        e.place(several)
+        e.branch(e.value(f"call i1 @is_ahead(ptr %sm, ptr {share.pointer})"), ahead, step)
+        e.place(ahead)
+        e.do(f"store i1 true, ptr {busy}")  # another run's turn is due: do not back off
+        e.jump(again)
         e.place(step)
         _step(e, sm, block, at, busy, again)
         e.place(look)
@@ -187,6 +205,7 @@ def _drain_inbox(e: Emitter, sm: Record) -> None:
         place = e.value(f"and i32 {head}, {MAX_SLOTS - 1}")
         inbox = offset(e, "%sm", SM_INBOX)
         added = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {inbox}, i32 {place}')}")
+        enter_sm(e, sm, share_of(e, Record(e, offset(e, added, -BLOCK_BYTES), BLOCK)))
         count = sm.load("count")
         slots = offset(e, "%sm", SM_SLOTS)
         e.do(f"store ptr {added}, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {count}')}")
@@ -227,7 +246,11 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     def was(state: int) -> str:
         return compare(e, "eq", "i32", block_record.load("state"), state)
 
+    share = share_of(e, block_record)
+    share.store("throttled", 0)
+    turn = Turn(e, sm)
     result = e.value(f"call i32 @step(ptr {block})")
+    turn.charge(block_record)
     polls, done, failed, goes_on = (e.label(n) for n in ("polls", "done", "failed", "goes_on"))
     e.end(
         f"switch i32 {result}, label %{goes_on} [i32 {YIELDED}, label %{polls} "
@@ -236,11 +259,11 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     e.place(polls)
     with e.when(was(BlockState.RUNS)):
         becomes(BlockState.POLLS)
-        add(e, block_record.load("busy_count"), -1)
+        add(e, share.at("busy"), -1)
     e.jump(again)
     e.place(goes_on)
     e.do(f"store i1 true, ptr {busy}")
-    _detect_stall(e, block_record, becomes, was)
+    _detect_stall(e, sm, block_record, turn, becomes, was)
     e.jump(again)
     e.place(failed)
     _abort_block(e, sm, block, at, busy)
@@ -255,7 +278,7 @@ def _end_block(e: Emitter, block_record: Record, block: str, busy: str) -> None:
     """Make a block idle: its kernel is done or was aborted."""
     e.do(f"store i1 true, ptr {busy}")
     with e.when(compare(e, "eq", "i32", block_record.load("state"), BlockState.RUNS)):
-        add(e, block_record.load("busy_count"), -1)
+        add(e, share_of(e, block_record).at("busy"), -1)
     block_record.store("state", BlockState.IDLE)
     Record(e, block, HEADER).store("setup", Setup.BLOCK)
 
@@ -272,7 +295,12 @@ def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None
 
 
 def _detect_stall(
-    e: Emitter, block_record: Record, becomes: Callable[[int], None], was: Callable[[int], str]
+    e: Emitter,
+    sm: Record,
+    block_record: Record,
+    turn: Turn,
+    becomes: Callable[[int], None],
+    was: Callable[[int], str],
 ) -> None:
     """Find out whether a block that has yielded without polling may be waiting for another.
 
@@ -280,22 +308,23 @@ def _detect_stall(
     """
     launch = launch_of(e, run_of(e, block_record), block_record.load("launch"))
     claimed = launch.load("next", "monotonic")
-    now = e.value("call i64 @now()")
     goes_on, stands, over = e.label("goes_on"), e.label("stands"), e.label("over")
     e.branch(compare(e, "ne", "i32", claimed, block_record.load("claimed")), goes_on, stands)
     e.place(goes_on)
     block_record.store("claimed", claimed)
-    block_record.store("since", now)
+    block_record.store("spent_ns", 0)
     with e.when(was(BlockState.POLLS)):
         becomes(BlockState.RUNS)
-        add(e, block_record.load("busy_count"), 1)
+        mark_busy(e, sm, share_of(e, block_record))
     e.jump(over)
     e.place(stands)
-    waited = e.value(f"sub i64 {now}, {block_record.load('since')}")
-    long = compare(e, "ugt", "i64", waited, _STALL_NS)
+    # Its own time: beside others a block may wait for its turn for longer than this.
+    spent = e.value(f"add i64 {block_record.load('spent_ns')}, {turn.took()}")
+    block_record.store("spent_ns", spent)
+    long = compare(e, "ugt", "i64", spent, _STALL_NS)
     with e.when(e.value(f"and i1 {long}, {was(BlockState.RUNS)}")):
         becomes(BlockState.POLLS)
-        add(e, block_record.load("busy_count"), -1)
+        add(e, share_of(e, block_record).at("busy"), -1)
     e.place(over)
 
 
@@ -310,7 +339,7 @@ def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, aga
     e.do(f"store i1 true, ptr {busy}")  # the block's first turn is due: do not yield before
     block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
     block_record.store("state", BlockState.RUNS)
-    add(e, block_record.load("busy_count"), 1)
+    mark_busy(e, Record(e, "%sm", SM), share_of(e, block_record))
     e.jump(again)
     e.place(leave)
     e.do(f"call void @leave(ptr %sm, ptr {block}, ptr {at})")
@@ -321,6 +350,7 @@ def _define_leave(ir: IRModule) -> None:
     """Define ``void @leave(ptr %sm, ptr %b, ptr %at)``: remove the block of slot ``*%at - 1``."""
     e = Emitter(ir, "define internal void @leave(ptr %sm, ptr %b, ptr %at) nounwind")
     sm = Record(e, "%sm", SM)
+    leave_sm(e, sm, share_of(e, block_record_of(e)))
     index = e.value(f"sub i32 {load(e, 'i32', '%at')}, 1")
     store(e, "i32", index, "%at")
     count = e.value(f"sub i32 {sm.load('count')}, 1")
@@ -344,9 +374,9 @@ def _define_add(ir: IRModule) -> None:
     sm, block_record, header = Record(e, "%sm", SM), block_record_of(e), header_of(e)
     number = sm.load("index")
     block_record.store("run", "%run")
-    counts = offset(e, "%run", RUN_BYTES)
-    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {BUSY_COUNT_BYTES}")
-    block_record.store("busy_count", offset(e, counts, skip))
+    shares = offset(e, "%run", RUN_BYTES)
+    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {SHARE_BYTES}")
+    block_record.store("share", offset(e, shares, skip))
     block_record.store("index", "%index", "monotonic")
     for name in ("launch", "loaded"):
         block_record.store(name, NONE)

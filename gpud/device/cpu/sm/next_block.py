@@ -23,21 +23,30 @@ from gpud.device.cpu.abi.record_access import (
     load,
     offset,
     run_of,
+    share_of,
     store,
 )
 from gpud.device.cpu.abi.records import CONTROL, LAUNCH, NONE, STATUS, ClaimMode
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
-__all__ = ["LEAVE", "START", "WAIT", "define_next_block"]
+__all__ = [
+    "CLOCK_MONOTONIC",
+    "CLOCK_THREAD_CPUTIME_ID",
+    "LEAVE",
+    "START",
+    "WAIT",
+    "define_next_block",
+]
 
 START, WAIT, LEAVE = range(3)
 """What ``@next_block`` returns: start the kernel; there is nothing now; there will be nothing."""
 
-_CLOCK_MONOTONIC = 1
+CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID = 1, 3
+"""Clocks of ``@clock``, as Linux numbers them."""
 
 
 def define_next_block(ir: IRModule) -> None:
-    """Define ``@next_block``, and ``i64 @now()``, nanoseconds on the monotonic clock."""
+    """Define ``@next_block``, ``i64 @now()`` and ``i64 @clock(i32 %which)``, in nanoseconds."""
     ir.declare("declare i32 @clock_gettime(i32, ptr)")
     ir.declare("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
     _define_now(ir)
@@ -46,12 +55,16 @@ def define_next_block(ir: IRModule) -> None:
 
 
 def _define_now(ir: IRModule) -> None:
-    e = Emitter(ir, "define internal i64 @now() nounwind")
+    """Define ``i64 @clock(i32 %which)``, nanoseconds on a clock, and ``@now``, on the monotonic."""
+    e = Emitter(ir, "define internal i64 @clock(i32 %which) nounwind")
     time = e.alloca("[2 x i64]", "time")
-    e.do(f"call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr {time})")
+    e.do(f"call i32 @clock_gettime(i32 %which, ptr {time})")
     seconds = e.value(f"mul i64 {load(e, 'i64', time)}, 1000000000")
     rest = load(e, "i64", offset(e, time, 8))
     e.end(f"ret i64 {e.value(f'add i64 {seconds}, {rest}')}")
+    e.finish()
+    e = Emitter(ir, "define internal i64 @now() nounwind")
+    e.end(f"ret i64 {e.value(f'call i64 @clock(i32 {CLOCK_MONOTONIC})')}")
     e.finish()
 
 
@@ -84,9 +97,7 @@ def _define_next_block(ir: IRModule) -> None:
         e.branch(_is_active(e, block_record, run, launch), active, wait)
         e.place(active)
         alone = e.label("alone")
-        e.branch(
-            compare(e, "eq", "i32", load(e, "i32", block_record.load("busy_count")), 0), alone, wait
-        )
+        e.branch(compare(e, "eq", "i32", share_of(e, block_record).load("busy"), 0), alone, wait)
         e.place(alone)
         begun = e.value(f"call i1 @begin(ptr %b, ptr {launch.pointer}, i32 {current})")
         start = e.label("start")
@@ -194,11 +205,10 @@ def _define_begin(ir: IRModule) -> None:
     _place_block(e, header, launch, number)
     e.jump(ready)
     e.place(ready)
-    now = e.value("call i64 @now()")
     with e.when(compare(e, "eq", "i64", run.load("first_ns", "monotonic"), 0)):
-        run.store("first_ns", now, "monotonic")
+        run.store("first_ns", e.value("call i64 @now()"), "monotonic")
     block_record.store("claimed", launch.load("next", "monotonic"))
-    block_record.store("since", now)
+    block_record.store("spent_ns", 0)
     header.store("setup", Setup.STATES)
     e.end("ret i1 true")
     e.place(again)
