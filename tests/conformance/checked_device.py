@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CheckedDevice"]
-
 _ARENA_BYTES = 1 << 28
 _ALIGNMENT = 256
 

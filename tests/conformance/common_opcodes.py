@@ -11,8 +11,6 @@ device refuses.
 
 from __future__ import annotations
 
-__all__ = ["FULL", "SPECIAL_REGISTERS", "WITHOUT_TYPES", "words"]
-
 
 def words(text: str) -> tuple[str, ...]:
     """The words of ``text``."""

@@ -29,19 +29,6 @@ from tests.conformance.suite.case import (
 from tests.conformance.suite.comparison import Results, mismatches
 from tests.support.resizable_run import ResizableRun
 
-__all__ = [
-    "Conduct",
-    "LoadedCase",
-    "Run",
-    "Source",
-    "headers_installed",
-    "problems_of",
-    "rewritten",
-    "run_case",
-    "source_of",
-    "straight",
-]
-
 Conduct = Callable[[ResizableRun], None]
 """Sees a job from its first block to its end: resizes it as it likes, returns when it is done."""
 

@@ -36,8 +36,6 @@ from gpud.errors import GpudError
 from tests.conformance.runner import LoadedCase, Run, problems_of
 from tests.support.resizable_run import ResizableRun
 
-__all__ = ["Report", "stress"]
-
 LIMIT_S = 60.0
 _SEEDS = 3
 """Different arguments for each case: few, because exact references are slow to compute."""

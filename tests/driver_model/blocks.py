@@ -17,8 +17,6 @@ from tests.driver_model.modules import Launch
 if TYPE_CHECKING:
     from tests.driver_model.stepped_driver import SteppedDriver
 
-__all__ = ["Block", "blocks_of"]
-
 
 class Block:
     """A block that is pending or resident, with its SM once it is resident."""

@@ -14,8 +14,6 @@ from tests.driver_model.handles import Misuse
 if TYPE_CHECKING:
     from tests.driver_model.model_driver import ModelDriver
 
-__all__ = ["Contexts"]
-
 ATTRIBUTES = {
     "MULTIPROCESSOR_COUNT": 4,
     "MAX_THREADS_PER_MULTIPROCESSOR": 2048,

@@ -26,8 +26,6 @@ from gpud.errors import CompileError, GpudError, IllegalAddress
 from tests.driver_model.model_driver import ModelDriver
 from tests.driver_model.modules import Entry, Launch, Loaded, RefusedError
 
-__all__ = ["CPUDriver"]
-
 TIMEOUT_S = 60.0
 _EVERYTHING = 2**64 - 1  # the size of an unlimited range
 

@@ -13,8 +13,6 @@ from tests.driver_model.handles import Misuse
 if TYPE_CHECKING:
     from tests.driver_model.model_driver import ModelDriver
 
-__all__ = ["GreenContexts"]
-
 
 class GreenContexts:
     """Sets of SMs and the contexts that have them.

@@ -7,8 +7,6 @@ from typing import Any
 
 from cuda.bindings import driver as real
 
-__all__ = ["Handles", "Misuse"]
-
 KINDS: dict[str, Any] = {
     "context": real.CUcontext,
     "described": real.CUdevResourceDesc,

@@ -21,8 +21,6 @@ from tests.driver_model.handles import Misuse
 if TYPE_CHECKING:
     from tests.driver_model.model_driver import ModelDriver
 
-__all__ = ["Memory"]
-
 _RUBBISH = 0xA5
 _MOST_RUBBISH = 1 << 24
 _ALIGNMENT = 256

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.driver_model.model_driver import ModelDriver
     from tests.driver_model.streams import Stream
 
-__all__ = ["Entry", "Function", "Launch", "Loaded", "Modules", "Programs", "RefusedError"]
-
 _BAD = real.CUresult.CUDA_ERROR_INVALID_VALUE
 _LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 _FREE_SHARED_BYTES = 48 << 10

@@ -22,8 +22,6 @@ from tests.driver_model.blocks import Block, blocks_of
 from tests.driver_model.model_driver import ModelDriver
 from tests.driver_model.modules import Entry, Loaded, RefusedError
 
-__all__ = ["Resident", "SteppedDriver"]
-
 _VARIABLE_BYTES = 64
 
 

@@ -19,8 +19,6 @@ from tests.driver_model.handles import Misuse
 if TYPE_CHECKING:
     from tests.driver_model.model_driver import ModelDriver
 
-__all__ = ["Begin", "Stream", "Streams"]
-
 Begin = Callable[[Callable[[], None]], None]
 """An item of a stream: begins, and calls its argument when it is over."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from gpud.wire.framing import FrameDecoder
 
-__all__ = ["incoming"]
-
 
 def incoming(
     sock: socket.socket, decoder: FrameDecoder, descriptors: list[int]

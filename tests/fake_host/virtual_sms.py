@@ -19,8 +19,6 @@ from typing import NamedTuple
 from gpud.device.host import messages as m
 from gpud.errors import GpudError, KernelTrap
 
-__all__ = ["Behaviour", "FakeJob", "FakeLaunch", "VirtualSMs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:

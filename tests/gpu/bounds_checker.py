@@ -21,8 +21,6 @@ from tests.faults.out_of_bounds.cases import Case, Layout, Miss, cases_of, kerne
 from tests.faults.out_of_bounds.kernels import SLOT_BYTES, KernelSpec, module_text
 from tests.support.resizable_run import ResizableRun
 
-__all__ = ["BoundsChecker"]
-
 _ARENA = 1 << 20
 _BLOCKS, _THREADS = 4, 128
 _EDGE = 8192

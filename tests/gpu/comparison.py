@@ -11,8 +11,6 @@ from tests.conformance.suite import Case, Results
 from tests.conformance.suite.case import Expected, Satisfies, Within
 from tests.conformance.suite.comparison import same_values
 
-__all__ = ["approximate", "differences"]
-
 
 def approximate(case: Case, key: int | str, expected: Mapping[int | str, Expected]) -> bool:
     """Whether a case allows devices to differ in a buffer or variable.

@@ -21,8 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CopiedBytes", "OnDevice", "captured"]
-
 _ARENA_BYTES = 1 << 28
 _ALIGNMENT = 256
 

@@ -16,8 +16,6 @@ from gpud.device.interface import LaunchSpec
 from gpud.errors import GpudError
 from tests.support.resizable_run import ResizableRun
 
-__all__ = ["TIMEOUT_S", "World"]
-
 TIMEOUT_S = 60.0
 SOURCE = r"""
 extern "C" __global__ void store(int* p, long long at) { p[at + threadIdx.x] = 7; }

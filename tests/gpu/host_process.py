@@ -15,8 +15,6 @@ from gpud.device.host import __main__ as host
 from gpud.device.spec import DeviceSpec
 from tests.driver_model import CPUDriver
 
-__all__ = ["COMMAND", "MEMORY_BYTES"]
-
 COMMAND = ("-m", "tests.gpu.host_process")
 MEMORY_BYTES = 64 << 20
 SMS = 2

@@ -15,8 +15,6 @@ from tests.conformance.runner import LoadedCase, Run
 from tests.conformance.suite import Case, Results
 from tests.gpu.device_arrays import CopiedBytes, captured
 
-__all__ = ["NativeDevice", "run_native", "with_visible_variables"]
-
 
 class NativeDevice:
     """The part of a device that the conformance runner needs, by the driver alone."""

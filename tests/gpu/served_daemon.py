@@ -22,8 +22,6 @@ from gpud.server.daemon import Daemon
 from tests.gpu import host_process
 from tests.unit.cpu.device_helpers import until
 
-__all__ = ["TIMEOUT_S", "Served"]
-
 TIMEOUT_S = 60.0
 _T = TypeVar("_T")
 

@@ -39,8 +39,6 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.compiler.ptx.operands import number
 
-__all__ = ["immediates", "modules"]
-
 # Bare registers are declared at the head of each body, so that they parse as registers.
 BARE = ("p", "tmp", "t0", "t1")
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from tests.property.structured_kernels import DEPTH, LOCALS, Expr, Kernel, Statement
 
-__all__ = ["Machine"]
-
 Words = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 

@@ -25,20 +25,6 @@ from math import prod
 from random import Random
 from typing import Any
 
-__all__ = [
-    "DEPTH",
-    "GROUPS",
-    "KEPT",
-    "LOCALS",
-    "UNIFORMS",
-    "VALUES",
-    "Expr",
-    "Function",
-    "Generator",
-    "Kernel",
-    "Statement",
-]
-
 Expr = tuple[Any, ...]
 
 KEPT = 8

@@ -15,8 +15,6 @@ from tests.property.structured_kernels import (
     Statement,
 )
 
-__all__ = ["to_ptx"]
-
 _HEAD = """.version 8.0
 .target sm_75
 .address_size 64

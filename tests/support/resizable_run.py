@@ -15,8 +15,6 @@ from typing import Any
 from gpud.device.interface import Device, LaunchSequence, LaunchSpec, Run
 from gpud.errors import GpudError
 
-__all__ = ["Progress", "ResizableRun"]
-
 Progress = tuple[int, int, int]
 """(task blocks claimed, task blocks done, task blocks in all)."""
 

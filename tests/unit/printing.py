@@ -8,8 +8,6 @@ from gpud.device.interface import Device, LaunchSpec
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, rewritten
 
-__all__ = ["ALL_LINES", "ARENA", "EACH", "HOSTILE", "SAID", "SOURCE", "load", "run"]
-
 ARENA = 1 << 20
 
 SOURCE = r"""

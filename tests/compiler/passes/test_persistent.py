@@ -51,10 +51,6 @@ def persistent(module: Module) -> Module:
     )
 
 
-def loop_of(module: Module, name: str = "k") -> Module:
-    return persistent(module)
-
-
 # -- on the tree -------------------------------------------------------------------------------
 
 

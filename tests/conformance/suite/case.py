@@ -24,25 +24,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = [
-    "ALL_FORMS",
-    "PRELUDE",
-    "RUNS_SYMBOL",
-    "AddressOf",
-    "Case",
-    "Expect",
-    "Expected",
-    "ExpectedForm",
-    "Form",
-    "Hidden",
-    "Make",
-    "Satisfies",
-    "Struct",
-    "Within",
-    "count_ptx",
-    "total_blocks",
-]
-
 Form: TypeAlias = Literal["unmodified", "persistent", "sliced", "whole"]
 ExpectedForm: TypeAlias = Literal[
     "persistent", "persistent-exit-aware", "sliced", "whole", "rejected"

@@ -8,8 +8,6 @@ from typing import Any
 from .case import ALL_FORMS, Case, Expect, Form, Make
 from .ptx_text import kernel
 
-__all__ = ["Cases"]
-
 Size = int | tuple[int, ...]
 
 

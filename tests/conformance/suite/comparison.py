@@ -15,8 +15,6 @@ import numpy as np
 
 from .case import Case, Expected, Hidden, Satisfies, Within
 
-__all__ = ["Results", "differences_between", "mismatches", "same_values"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -21,31 +21,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = [
-    "BF16",
-    "F16",
-    "F32",
-    "F64",
-    "FORMATS",
-    "MODES",
-    "Format",
-    "Mode",
-    "add",
-    "as_double",
-    "compares",
-    "divide",
-    "fma",
-    "maximum",
-    "minimum",
-    "multiply",
-    "on_patterns",
-    "operation",
-    "reciprocal",
-    "samples",
-    "square_root",
-    "subtract",
-]
-
 Array = np.ndarray[Any, Any]
 Mode: TypeAlias = Literal["rn", "rz", "rm", "rp", "rna"]
 Operation: TypeAlias = Callable[..., int]

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from .case import count_ptx
 
-__all__ = ["header", "kernel"]
-
 _BITS = {"u64": 64, "s64": 64, "f64": 64, "b64": 64, "u32": 32, "s32": 32, "f32": 32, "b32": 32}
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["each", "flush32", "fma32", "ulp32"]
-
 Array = np.ndarray[Any, Any]
 
 

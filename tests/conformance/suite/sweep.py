@@ -21,8 +21,6 @@ import numpy as np
 from .case import Case, Expected, ExpectedForm, count_ptx
 from .reference import each
 
-__all__ = ["Op", "bits_of", "integer_op", "sweep"]
-
 Array = np.ndarray[Any, Any]
 
 
@@ -52,11 +50,6 @@ def integer_op(text: str, result: str, function: Callable[..., int]) -> Op:
         return wrapped.view(dtype)
 
     return Op(text, result, reference)
-
-
-def bits_of(array: Array) -> Array:
-    """The bit patterns of ``array`` as unsigned integers."""
-    return array.view(f"u{array.dtype.itemsize}")
 
 
 def sweep(
@@ -121,7 +114,6 @@ def sweep(
 
 
 _FILL = {1: 17, 2: 17, 4: 17, 8: 17}
-_LETTERS = "abcd"
 
 
 def _register_bits(dtype: str) -> int:

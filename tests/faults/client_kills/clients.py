@@ -25,8 +25,6 @@ from typing import Any
 from gpud.wire import messages as wm
 from tests.support.raw_client import Raw
 
-__all__ = ["DEATHS", "SOURCE"]
-
 SOURCE = """
 .version 8.0
 .target sm_75

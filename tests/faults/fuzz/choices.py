@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Choices", "Dice", "Drawn", "Steered"]
-
 _T = TypeVar("_T")
 
 

@@ -22,8 +22,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
-
 NOT_INSTALLED = 3
 _LONGEST_BYTES = 4096
 _LOOK_EVERY = 1024  # messages

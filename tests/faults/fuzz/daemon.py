@@ -17,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-__all__ = ["NOBODY", "Daemon", "Sample", "sample"]
-
 ROOT = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 _READY_S = 60.0

@@ -18,17 +18,6 @@ from gpud.errors import CallerError, CompileError, InternalError, InvalidArgumen
 from gpud_client.cli.kernel_arguments import parse_argument, parse_dim, parse_output
 from tests.faults.fuzz.choices import Choices
 
-__all__ = [
-    "OPTIONS",
-    "check_arguments",
-    "check_ptx",
-    "check_settings",
-    "command_line",
-    "ptx_text",
-    "settings_text",
-    "spoilt_text",
-]
-
 _WORD = re.compile(r"%?[A-Za-z_]\w*|\.\w+|\d\w*")
 _TOKEN = re.compile(r"[%.$\w]+|[^\s\w]")
 _VALUES = (

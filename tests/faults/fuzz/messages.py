@@ -30,8 +30,6 @@ from gpud.wire.framing import frame
 from gpud.wire.message_table import MessageTable, Sender
 from tests.faults.fuzz.choices import Choices
 
-__all__ = ["Fuzzer", "Piece", "World"]
-
 Make = Callable[[Choices], Any]
 World = Mapping[str, Sequence[Any]]
 """Plausible values by the name of the field."""

@@ -10,8 +10,6 @@ import numpy as np
 
 import gpud_client as gc
 
-__all__ = ["Neighbour"]
-
 SOURCE = r"""
 extern "C" __global__ void tick(unsigned* ticks) {
     ticks[blockIdx.x * blockDim.x + threadIdx.x] += 1;

@@ -16,8 +16,6 @@ from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
 
-__all__ = ["Account", "Unanswered", "answers_to"]
-
 
 class Unanswered(AssertionError):
     """The daemon did not do what it must."""

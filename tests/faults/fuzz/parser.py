@@ -25,16 +25,6 @@ from gpud.wire.messages import CLIENT_PROTOCOL
 from tests.faults.fuzz.choices import Choices, Dice
 from tests.faults.fuzz.messages import Fuzzer, Piece
 
-__all__ = [
-    "BATCH",
-    "Outcomes",
-    "all_fuzzers",
-    "bodies",
-    "check_batch",
-    "check_body",
-    "check_stream",
-]
-
 BATCH = 64
 """Messages of a batch."""
 

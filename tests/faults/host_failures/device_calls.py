@@ -19,8 +19,6 @@ from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.errors import DeviceLost, LaunchConfigError
 
-__all__ = ["KINDS", "Calls", "HostInProcess"]
-
 INJECTED = "injected by a test"
 KINDS: dict[str, Callable[[], Exception]] = {
     "error": lambda: LaunchConfigError("grid", 1, INJECTED),

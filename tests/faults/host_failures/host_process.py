@@ -22,8 +22,6 @@ from gpud.device.host import native_compiler
 from gpud.device.spec import DeviceSpec
 from gpud.errors import DeviceLost
 
-__all__ = ["COMMAND", "FOLDER"]
-
 COMMAND = ("-m", "tests.faults.host_failures.host_process")
 FOLDER = "GPUD_TEST_FOLDER"
 

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 from tests.faults.host_failures.load import Load, Wrong
 from tests.integration.daemon_world import Client
 
-__all__ = ["Holdings", "Kills", "Report"]
-
 MOST_PAUSE_S = 0.8
 """Between a host's start and its end: some are ended while they load, most while they work."""
 

@@ -20,8 +20,6 @@ import numpy as np
 from gpud.wire import messages as wm
 from tests.integration.daemon_world import Client, launch
 
-__all__ = ["SOURCE", "Load", "Wrong"]
-
 SOURCE = r"""
 __constant__ unsigned step[2];
 __device__ unsigned served;

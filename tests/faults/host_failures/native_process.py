@@ -21,8 +21,6 @@ from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host import native_compile_process
 from tests.faults.host_failures.host_process import FOLDER
 
-__all__ = ["terrible"]
-
 
 def terrible(wanted: CompileRequest, dumps: DumpFolder | None = None) -> CompileResult:
     """Make it, or not."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["ACCESSES", "Access", "Model", "Part"]
-
 MASK = (1 << 64) - 1
 
 Model = Callable[[bytearray, int, int], int]

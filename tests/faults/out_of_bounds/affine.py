@@ -21,8 +21,6 @@ from tests.faults.out_of_bounds.check import Outcome, array_problems, difference
 from tests.faults.out_of_bounds.kernels import HEADER
 from tests.faults.out_of_bounds.world import PAGE, TIMEOUT_S, World
 
-__all__ = ["affine"]
-
 WORD: Final = (1 << 64) - 1
 GRID: Final = 2
 

@@ -14,8 +14,6 @@ from tests.faults.out_of_bounds.check import Outcome, load, run
 from tests.faults.out_of_bounds.kernels import KernelSpec
 from tests.faults.out_of_bounds.world import World
 
-__all__ = ["Tally", "generated"]
-
 _MODULE = 8
 """Kernels of a module: they share its compilation, not their code generation."""
 

@@ -24,8 +24,6 @@ from tests.faults.out_of_bounds.kernels import (
     fits,
 )
 
-__all__ = ["ALL", "Case", "Layout", "Miss", "cases_of", "kernels_of"]
-
 ALL: Final = 0xFFFFFFFF
 WORD: Final = (1 << 64) - 1
 BLOCKS: Final = (

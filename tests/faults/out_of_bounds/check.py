@@ -10,8 +10,6 @@ from tests.faults.out_of_bounds.cases import Case, Layout, Miss
 from tests.faults.out_of_bounds.kernels import SLOT_BYTES, KernelSpec, module_text
 from tests.faults.out_of_bounds.world import BLOCKS, PAGE, THREADS, TIMEOUT_S, World
 
-__all__ = ["Loaded", "Outcome", "array_problems", "differences", "load", "reset", "run"]
-
 _SENTINEL = b"\xee" * 8
 _GOOD = b"\xa5" * (BLOCKS * THREADS * SLOT_BYTES)
 _OUT = _SENTINEL * (BLOCKS * THREADS)

@@ -16,17 +16,6 @@ from typing import Final
 
 from tests.faults.out_of_bounds.accesses import Access
 
-__all__ = [
-    "MODES",
-    "PARAMETERS",
-    "PLACES",
-    "SLOT_BYTES",
-    "KernelSpec",
-    "Mode",
-    "Place",
-    "module_text",
-]
-
 SLOT_BYTES: Final = 32
 LOOP: Final = 5
 """Iterations of a uniform loop; a divergent one has 1 + thread % 8."""

@@ -20,8 +20,6 @@ import gpud_client as gc
 from tests.faults.out_of_bounds.cases import Layout
 from tests.faults.out_of_bounds.kernels import SLOT_BYTES
 
-__all__ = ["File", "World"]
-
 PAGE = 4096
 THREADS, BLOCKS = 128, 4
 """At most, of a block and of a grid."""

@@ -18,8 +18,6 @@ from tests.faults.out_of_bounds.cases import Layout
 from tests.faults.out_of_bounds.check import Outcome, array_problems, differences, reset
 from tests.faults.out_of_bounds.world import TIMEOUT_S, World
 
-__all__ = ["SOURCE", "written"]
-
 Bad = Mapping[tuple[int, int], tuple[int, ...]]
 """By (task block, thread): the addresses of which it may access one first."""
 

@@ -27,8 +27,6 @@ import numpy as np
 import gpud_client as gc
 from gpud.demo.metrics import percentile
 
-__all__ = ["TENTHS", "SoakClients"]
-
 SOURCE = r"""
 extern "C" __global__ void tick(unsigned* ticks, int rounds) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x, x = i;

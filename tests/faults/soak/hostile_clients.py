@@ -32,8 +32,6 @@ from gpud.wire.messages import CLIENT_PROTOCOL
 from tests.faults.fuzz.daemon import NOBODY
 from tests.faults.fuzz.live import KERNEL, Talk, Unanswered, fuzz_connection
 
-__all__ = ["ACTS", "SOURCES", "HostileClients", "kernel", "run_kernel"]
-
 _HEAD = ".version 8.0\n.target sm_75\n.address_size 64\n"
 SOURCES = {
     "trap": _HEAD + ".visible .entry k(.param .u64 p)\n{\n  trap;\n  ret;\n}\n",

@@ -14,8 +14,6 @@ from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.toolchain.nvrtc import compile_cuda
 from gpud.device.interface import Device, Memory
 
-__all__ = ["OPEN", "Array", "cuda", "pointer", "rewritten", "until", "words"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 OPEN = 2**32 - 1

@@ -11,8 +11,6 @@ from gpud.device.interface import LaunchSpec
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
 
-__all__ = ["PROGRAM", "device_of", "drive", "launches", "ran_once"]
-
 _HIDDEN = "(.param .u64 x, .param .u64 gpud_loop_control)"
 PROGRAM = f"""
 .version 8.0

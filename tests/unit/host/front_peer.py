@@ -22,8 +22,6 @@ from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from tests.unit.cpu.device_helpers import OPEN, Array, rewritten, until
 
-__all__ = ["GATE", "RUNS", "SOURCE", "TIMEOUT_S", "Arena", "Peer", "Session", "row"]
-
 TIMEOUT_S = 30.0
 Event = TypeVar("Event")
 

@@ -16,8 +16,6 @@ from gpud.device.cpu.codegen.preparation.pipeline import prepare
 from tests.property.structured_kernels import Generator
 from tests.property.structured_ptx import to_ptx
 
-__all__ = ["analysed", "instructions", "kernel", "named", "prepared", "random_programs", "text_of"]
-
 _HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
 
 

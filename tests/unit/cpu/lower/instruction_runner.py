@@ -21,8 +21,6 @@ from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.lower import LOWERINGS
 
-__all__ = ["Array", "Instructions", "Operation", "address", "register"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SHARED_SIZE = 1024
