@@ -29,6 +29,7 @@ from gpud.device.cuda.execution.run import CUDARun
 from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
+from gpud.device.cuda.launch.armed_records import RecordPool
 from gpud.device.cuda.launch.gate import GATE, PTX
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
@@ -145,6 +146,8 @@ class CUDADevice:
             resources = LaunchResources(
                 context, self.sms, self.launches, self.host_blocks, self.device_blocks,
                 self.output_buffers, self.control_stream, self.control_event,
+                RecordPool(context, self.launches, self.host_blocks, self.device_blocks,
+                           self.control_event),
             )  # fmt: skip
             self._run_context = RunContext(
                 self.lock, resources, watcher, self.quiescer, self.partitioner, self.arenas,

@@ -90,6 +90,34 @@ def test_cleared_sms_are_left_by_all(where: list[int], doing: list[float | set[i
         stayed = now
 
 
+@given(
+    where=st.lists(st.integers(0, SMS), min_size=1, max_size=70),
+    doing=st.lists(
+        st.one_of(st.floats(0, 1), st.sets(st.integers(0, SMS - 1)), st.integers(0, 70)),
+        max_size=6,
+    ),
+    ahead=st.lists(st.integers(0, 70), min_size=1, max_size=3),
+)
+def test_prepared(where: list[int], doing: list[float | set[int] | int], ahead: list[int]) -> None:
+    count = len(where)
+    known = [np.zeros(count, np.uint16) for _ in range(2)]
+    orders = [ReleaseOrder(sms, by_sm=True) for sms in known]
+    left = count
+    for what in doing:
+        orders[0].prepare(limit for limit in ahead if limit <= count)
+        for sms, order in zip(known, orders, strict=True):
+            if isinstance(what, set):
+                left = order.clear(what)
+            elif isinstance(what, int):
+                sms[: min(what, count)] = where[: min(what, count)]
+                order.poll()
+            else:
+                order.lower(int(what * left))
+        if isinstance(what, float):
+            left = int(what * left)
+        assert those_of(orders[0], count) == those_of(orders[1], count)
+
+
 def test_blocks_that_have_not_begun_leave_first() -> None:
     sms = np.array([3, 2, 1, 3, 0, 0], np.uint16)
     order = ReleaseOrder(sms, by_sm=True)

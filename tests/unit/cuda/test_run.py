@@ -369,7 +369,8 @@ def test_late_writes_do_not_reach_another_run() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         control = fake.streams.of(device.control_stream)
-        first, second = (ResizableRun(device, launches(device, "p", total=40)) for _ in range(2))
+        sequence = device.prepare(launches(device, "p", total=40))
+        first, second = (ResizableRun(device, sequence) for _ in range(2))
         first.resize(2)
         fake.run(20)
         control.busy = True

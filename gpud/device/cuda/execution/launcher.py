@@ -33,6 +33,7 @@ The device's lock guards all of it.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Final
 
 from gpud.device.cuda.driver.calls import DriverError
@@ -119,19 +120,11 @@ class Launcher:
 
     def adjust(self, slices: int) -> None:
         """Lower limits or add a helper, so that each launch has its share."""
-        tracker, sequence = self._tracker, self._sequence
+        tracker = self._tracker
         now = tracker.on_device.current
         if any(launch.order is None for launch in tracker.launches):
             return  # the next sub-grid has another size
-        rest: dict[int, int] = {}
-        lowered = False
-        for launch in tracker.launches:
-            share = rest.setdefault(launch.number, sequence.blocks(launch.number, slices))
-            staying = self._launches.staying(launch)
-            if share < staying:
-                self._launches.set_limit(launch, share)
-                lowered = True
-            rest[launch.number] = share - min(staying + self._launches.relocating(launch), share)
+        rest, lowered = self._lowered(slices)
         if lowered:
             tracker.released()
         waits = self._can_reach_barred or self._device.resources.context.watchdog.stuck
@@ -140,6 +133,28 @@ class Launcher:
             self._help(now, missing + self._retire_smallest_helper())
 
     # -- shrinking
+
+    def lower_at_once(self, slices: int) -> bool:
+        """Release blocks beyond the shares of ``slices``, without the device's lock; if any.
+
+        Launches that are begun meanwhile are left to `adjust`.
+        """
+        return self._launches.release.at_once and self._lowered(slices)[1]
+
+    def _lowered(self, slices: int) -> tuple[dict[int, int], bool]:
+        """Lower limits to the shares; what is missing of each by launch, and whether any was."""
+        sequence, launches = self._sequence, self._launches
+        rest: dict[int, int] = {}
+        lowered = False
+        for launch in self._tracker.launches:
+            if launch.order is None:
+                continue
+            share = rest.setdefault(launch.number, sequence.blocks(launch.number, slices))
+            staying = launches.staying(launch)
+            if share < staying and launches.set_limit(launch, share):
+                lowered = True
+            rest[launch.number] = share - min(staying + launches.relocating(launch), share)
+        return rest, lowered
 
     def bar(self) -> None:
         """Bar SMs in the bitmap and have blocks leave them."""
@@ -239,7 +254,16 @@ class Launcher:
                     self._launches.notify(records.stream)
         finally:
             if queued and not self._more:
-                self._launches.notify(records.stream)
+                self._finish_queue()
+
+    def _finish_queue(self) -> None:
+        """Have the job records copied and the watcher woken behind the last launch."""
+        tracker = self._tracker
+        records = tracker.on_device
+        if not tracker.helpers:
+            with suppress(DriverError):  # then they are copied when the run is over
+                records.copy_back(tracker.main[-1])
+        self._launches.notify(records.stream)
 
     @property
     def _more(self) -> bool:
@@ -273,10 +297,11 @@ class Launcher:
             count = min(self._sequence.blocks(tracker.due, slices), prepared.total - tracker.sliced)
         self._add_main(count, base=tracker.sliced)
         tracker.sliced += count
-        self._launches.notify(records.stream)
+        self._finish_queue()
 
     def _add_main(self, count: int, *, base: int = 0) -> None:
         records, number = self._tracker.on_device, self._next
+        records.changing()
         launch = self._launches.begin(
             self._sequence, number, count, records.stream,
             job=records.job(number), place=records.place, base=base, bitmap=self._bitmap,
@@ -302,6 +327,7 @@ class Launcher:
         stream = self._launches.take_stream(self._urgent, place)
         # Before the helper begins, so that the gate behind the launch sees it.
         records.mark_helped(number)
+        records.changing()
         try:
             records.wait_on(stream)  # the copy that sets up the records may still be queued
             launch = self._launches.begin(

@@ -10,6 +10,8 @@ finished, the job record says which task blocks are left, and the run begins the
 those.
 
 Properties:
+* ``at once``: a smaller number of slices reaches the blocks before the device's lock is waited for,
+  where the release path makes no driver call;
 * the run is over when no launch is left and nothing is left to do, or it was ended or has failed;
 * whatever call fails, the run ends with an error, or the device is lost.
 
@@ -90,11 +92,17 @@ class CUDARun:
             RuntimeError: the device is closed.
             DeviceLost: the context is dead.
         """
+        lowered = False
+        if slices < self.slices and not self.over and not self._ended:
+            self.slices = slices  # so that nobody grows it again meanwhile
+            lowered = self._launcher.lower_at_once(slices)
         with self._device.lock:
             if not self.over and not self._ended:
                 self._device.check_open()
                 self.slices = slices
                 self._tracker.requested()
+                if lowered:
+                    self._tracker.released()
                 self._attempt(self._apply_slices)
         self._device.watcher.notify()
 
@@ -311,7 +319,7 @@ class CUDARun:
         tracker = self._tracker
         tracker.stalled = False
         records = tracker.on_device
-        now, record = records.current, records.record(records.current)
+        now, record = records.current, records.final_record(records.current)
         if self.error is None:
             context, arenas = self._device.resources.context, self._device.arenas
             self.error = failure_of(record, self.sequence, now, context, arenas)

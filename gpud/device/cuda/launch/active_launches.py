@@ -13,6 +13,7 @@ visible. The driver posts a semaphore when a stream reaches a `notify`, which wa
 
 Properties:
 * a launch that could not begin holds no resources;
+* a release waits for no driver call, where its path makes none;
 * a reclaimed record is written by no thread: it may belong to another launch by then;
 * if a kernel was launched and its end cannot be detected, the device is lost: it would not be known
   when the launch's memory is free.
@@ -21,6 +22,7 @@ Properties:
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +44,9 @@ _FIRST_STREAMS = 4
 
 _FIRST_EVENTS = 16
 
+_MOST_SIZES, _MOST_LIMITS = 16, 4
+"""Releases are prepared for the last few limits of launches of the last few sizes."""
+
 
 @dataclass(slots=True, eq=False)
 class ActiveLaunch:
@@ -58,6 +63,7 @@ class ActiveLaunch:
         place: the SMs that its blocks run on; None: any.
         stream: its own, reclaimed with it; None if other launches are on the stream.
         cleared: how many blocks were released because they are on a barred SM.
+        gone: whether its records may be another launch's.
         untold_exits: whether blocks may have left without being told to release by `order`: because
             they began on a barred SM, or all were halted.
     """
@@ -71,6 +77,7 @@ class ActiveLaunch:
     place: GreenContext | None = None
     stream: Any = None
     cleared: int = 0
+    gone: bool = False
     untold_exits: bool = False
 
 
@@ -116,6 +123,10 @@ class ActiveLaunches:
         self._all_events: list[Any] = []
         self._active: dict[ActiveLaunch, None] = {}
         self._counting = threading.Lock()  # of `_active`; never held during a driver call
+        # Of orders, limits and `gone`: a release does not wait for the device's lock. Held during
+        # driver calls only on release paths that make some.
+        self._releasing = threading.Lock()
+        self._recent: dict[int, deque[int]] = {}
 
     # -- streams and events
 
@@ -200,10 +211,7 @@ class ActiveLaunches:
             if slot is not None:
                 self.release.give(slot)
             raise
-        try:
-            self._context.driver.call("cuEventRecord", event, stream)
-        except DriverError as error:
-            raise DeviceLost(f"{what.kernel.name} runs and cannot be followed: {error}") from error
+        self._record(event, stream, what.kernel.name)
         order = (
             ReleaseOrder(slot.sms, by_sm=self._by_sm) if persistent and slot is not None else None
         )
@@ -213,6 +221,16 @@ class ActiveLaunches:
         with self._counting:
             self._active[launch] = None
         return launch
+
+    def record(self, launch: ActiveLaunch, stream: Any) -> None:
+        """Have the launch be over only when what is on ``stream`` now is over, too."""
+        self._record(launch.event, stream, "a launch")
+
+    def _record(self, event: Any, stream: Any, name: str) -> None:
+        try:
+            self._context.driver.call("cuEventRecord", event, stream)
+        except DriverError as error:
+            raise DeviceLost(f"{name} runs and cannot be followed: {error}") from error
 
     def halt(self) -> None:
         """Have all blocks in persistent form leave at their next task block.
@@ -242,8 +260,10 @@ class ActiveLaunches:
     def poll_placement(self, launches: Iterable[ActiveLaunch]) -> None:
         """Update on which SMs the blocks are, so that a release does not have to."""
         for launch in launches:
-            if launch.order is not None:
-                launch.order.poll()
+            if launch.order is not None and launch.slot is not None:
+                with self._releasing:
+                    launch.order.poll()
+                    launch.order.prepare(self._recent.get(launch.count, ()))
 
     def live(self, launch: ActiveLaunch) -> int:
         """Return how many blocks have not left, including those that have not begun."""
@@ -274,28 +294,51 @@ class ActiveLaunches:
         """
         if launch.slot is None or launch.order is None:
             return
-        if bitmap:
-            limit = launch.order.clear(sms)
-            if limit < launch.limit:
-                self.release.set_stays(launch.slot, launch.order.stays)
-                launch.cleared += launch.limit - limit
-                launch.limit = limit
-            launch.untold_exits |= launch.order.coming > 0
-        self.release.set_bitmap(launch.slot, bitmap)
+        with self._releasing:
+            if bitmap:
+                limit = launch.order.clear(sms)
+                if limit < launch.limit:
+                    self.release.set_stays(launch.slot, launch.order.stays)
+                    launch.cleared += launch.limit - limit
+                    launch.limit = limit
+                launch.untold_exits |= launch.order.coming > 0
+            self.release.set_bitmap(launch.slot, bitmap)
 
-    def set_limit(self, launch: ActiveLaunch, limit: int) -> None:
-        """Release blocks until ``limit`` are not told to release; a limit is never raised."""
+    def set_limit(self, launch: ActiveLaunch, limit: int) -> bool:
+        """Release blocks until ``limit`` are not told to release; whether there were any.
+
+        A limit is never raised. Also without the device's lock, on release paths that make no
+        driver call; the launch may be over.
+        """
         assert launch.slot is not None
         assert launch.order is not None
-        assert limit < launch.limit
-        launch.order.lower(limit)
-        self.release.set_stays(launch.slot, launch.order.stays)
-        launch.limit = limit
+        with self._releasing:
+            if launch.gone or limit >= launch.limit:
+                return False
+            launch.order.lower(limit)
+            # First, as who does not hold this lock takes fewer blocks than the limit to mean that
+            # some found nothing to claim.
+            before, launch.limit = launch.limit, limit
+            try:
+                self.release.set_stays(launch.slot, launch.order.stays)
+            except BaseException:
+                launch.limit = before
+                raise
+            recent = self._recent.get(launch.count)
+            if recent is None:
+                while len(self._recent) >= _MOST_SIZES:
+                    self._recent.pop(next(iter(self._recent)))
+                recent = self._recent[launch.count] = deque(maxlen=_MOST_LIMITS)
+            if limit not in recent:
+                recent.append(limit)
+        return True
 
     def forget(self, launch: ActiveLaunch, urgent: bool) -> None:
         """Reclaim the resources of a launch that is over."""
         with self._counting:
             self._active.pop(launch, None)
+        with self._releasing:
+            launch.gone = True
         self.give_event(launch.event)
         if launch.slot is not None:
             self.release.give(launch.slot)

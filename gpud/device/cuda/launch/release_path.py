@@ -37,6 +37,7 @@ A memset may run as a kernel, which waits for room.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,6 +50,9 @@ from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock, Pool
 __all__ = ["RELEASE_PATHS", "ReleasePath", "Slot"]
 
 _STAYS, _NAMED = range(2)
+
+_MOST_KEPT, _MOST_SIZES = 32, 64
+"""Slots that are kept of each number of blocks, and of how many numbers; others return memory."""
 
 
 class Slot:
@@ -68,6 +72,7 @@ class Slot:
     """
 
     __slots__ = (
+        "_addresses",
         "_left",
         "_status",
         "address",
@@ -88,6 +93,7 @@ class Slot:
         self.address = page.address if record is None else record.address
         self.orders: npt.NDArray[np.uint32] = page.words[cw.ORDERS // 4 : size // 4].reshape(-1, 2)
         self.status: int = page.address + size
+        self._addresses = page.words[: cw.BASE // 4].view(np.uint64)
         self._status = page.words[size // 4 :]
         sm_bytes = page.view[size + cw.SM : size + cw.SM + 2 * blocks]
         self.sms: npt.NDArray[np.uint16] = sm_bytes.view(np.uint16)
@@ -96,9 +102,13 @@ class Slot:
 
     def write(self, job: int, base: int, bitmap: int) -> None:
         """Initialise both records for a launch that has not begun."""
-        status = cw.status_record(self.blocks)
-        record = cw.launch_record(job, self.status, self.blocks, base=base, named=bitmap) + status
-        self.page.view[: len(record)] = np.frombuffer(record, np.uint8)
+        fresh = _fresh(self.blocks)
+        self.page.view[: len(fresh)] = fresh
+        self._addresses[0] = job
+        self._addresses[1] = self.status
+        self.page.words[cw.BASE // 4] = base
+        if bitmap:
+            self.orders[:, _NAMED] = cw.named_at(job, bitmap)
 
     def halt(self) -> None:
         """Have blocks release that also read ``halt``."""
@@ -107,7 +117,7 @@ class Slot:
     @property
     def job(self) -> int:
         """The address of the job record."""
-        return int(self.page.words[:2].view(np.uint64)[0])
+        return int(self._addresses[0])
 
     @property
     def live(self) -> int:
@@ -120,6 +130,12 @@ class Slot:
         return bool(self.sms[0] if self.blocks else self._status[cw.BEGUN // 4])
 
 
+@lru_cache(maxsize=_MOST_SIZES)
+def _fresh(blocks: int) -> npt.NDArray[np.uint8]:
+    """Return the records of a launch that has not begun, but for addresses and ``base``."""
+    return np.frombuffer(cw.launch_record(0, 0, blocks) + cw.status_record(blocks), np.uint8)
+
+
 class ReleasePath:
     """Launch records in host memory that the GPU reads: ``mapped``.
 
@@ -129,16 +145,19 @@ class ReleasePath:
 
     Attributes:
         name: as in `RELEASE_PATHS`.
+        at_once: whether `set_stays` makes no driver call.
         host_poll: whether kernels need `gpud.device.cuda.program.host_poll`: launch records are in
             device memory.
     """
 
     name: ClassVar[str] = "mapped"
+    at_once: ClassVar[bool] = True
     host_poll: ClassVar[bool] = False
 
     def __init__(self, context: Context, host: Pool) -> None:
         self._context = context
         self._host = host
+        self._kept: dict[int, list[Slot]] = {}
 
     def take(self, blocks: int) -> Slot:
         """Allocate the records of a launch with ``blocks`` persistent blocks; 0 in other forms.
@@ -146,10 +165,25 @@ class ReleasePath:
         Raises:
             OutOfMemory: the driver has none left.
         """
-        return Slot(self._page(blocks), blocks)
+        kept = self._kept.get(blocks)
+        return kept.pop() if kept else self._made(blocks)
 
     def give(self, slot: Slot) -> None:
         """Return a slot: the launch is over, or never began."""
+        kept = self._kept.get(slot.blocks)
+        if kept is None and len(self._kept) < _MOST_SIZES:
+            kept = self._kept[slot.blocks] = []
+        if kept is None or len(kept) >= _MOST_KEPT:
+            self._drop(slot)
+        else:
+            kept.append(slot)
+
+    def _made(self, blocks: int) -> Slot:
+        """Allocate a new slot."""
+        return Slot(self._page(blocks), blocks)
+
+    def _drop(self, slot: Slot) -> None:
+        """Return a slot's memory."""
         self._host.give(slot.page)
 
     def place(self, slot: Slot, job: int, base: int, bitmap: int, stream: Any) -> None:
@@ -187,6 +221,7 @@ class ReleasePath:
 class _InDeviceMemory(ReleasePath):
     """Launch records in device memory, written on a stream of their own."""
 
+    at_once = False
     host_poll = True
 
     def __init__(self, context: Context, host: Pool) -> None:
@@ -206,7 +241,7 @@ class _InDeviceMemory(ReleasePath):
             undo.callback(driver.call, "cuEventDestroy", self._placed)
             self._close = undo.pop_all()
 
-    def take(self, blocks: int) -> Slot:
+    def _made(self, blocks: int) -> Slot:
         record = self._own.take(cw.launch_bytes(blocks))
         try:
             return Slot(self._page(blocks), blocks, record)
@@ -214,8 +249,8 @@ class _InDeviceMemory(ReleasePath):
             self._own.give(record)
             raise
 
-    def give(self, slot: Slot) -> None:
-        super().give(slot)
+    def _drop(self, slot: Slot) -> None:
+        super()._drop(slot)
         self._own.give(slot.record)
 
     def place(self, slot: Slot, job: int, base: int, bitmap: int, stream: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
+from gpud.device.cuda.launch.armed_records import RecordPool
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.memory.pool import Pool
 
@@ -24,6 +25,7 @@ class LaunchResources:
         host_blocks, device_blocks, output_buffers: memory for records and output.
         control_stream: for what is written to records while kernels run.
         control_event: recorded behind the last work on that stream.
+        armed: records that are initialised ahead.
     """
 
     context: Context
@@ -34,3 +36,4 @@ class LaunchResources:
     output_buffers: OutputBuffers
     control_stream: Any
     control_event: Any
+    armed: RecordPool

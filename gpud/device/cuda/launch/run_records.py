@@ -1,7 +1,9 @@
 """Device-side records of one run of a sequence: stream, run words, job records, output buffer.
 
-Job records are initialised by a copy on the run's own stream, so that no launch there precedes it
-and no thread waits for it; a launch on another stream waits for it, see `CUDARunRecords.wait_on`.
+Job records are initialised ahead (`gpud.device.cuda.launch.armed_records`); no launch on the run's
+stream precedes that and no thread waits for it; a launch on another stream waits for it, see
+`CUDARunRecords.wait_on`. Behind the last launch they are copied to host memory, see
+`CUDARunRecords.copy_back`.
 Behind them are a bitmap of the SMs that are barred to the run (`gpud.compiler.abi.control_words`)
 and, if a kernel of the sequence prints, the output record (`gpud.compiler.abi.print_buffer`). Run
 words are those of `gpud.device.cuda.launch.gate`.
@@ -24,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from gpud.compiler.abi import control_words as cw
-from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES, output_record
+from gpud.compiler.abi.print_buffer import output_record
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.launch import gate
+from gpud.device.cuda.launch.active_launches import ActiveLaunch
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
 from gpud.device.cuda.launch.resources import LaunchResources
-from gpud.device.cuda.launch.sequence import CUDASequence
+from gpud.device.cuda.launch.sequence import COPIES_AT, CUDASequence
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.errors import DeviceLost
 
@@ -63,35 +66,34 @@ class CUDARunRecords:
         self._urgent = urgent
         self._barred_bits = bytes(cw.NAMED_BYTES)
         self.unawaited = False
+        self._sequence = sequence
+        self._copied = False
         with ExitStack() as undo:
-            self._page = device.host_blocks.take(gate.RUN_BYTES + OUTPUT_RECORD_BYTES)
-            undo.callback(device.host_blocks.give, self._page)
-            self._page.view[:] = 0
             self._output = device.output_buffers.take() if sequence.output else None
             if self._output is not None:
                 undo.callback(device.output_buffers.give, self._output)
-            self._records = device.device_blocks.take(sequence.record_bytes)
-            undo.callback(device.device_blocks.give, self._records)
             self.stream = device.launches.take_stream(urgent, place)
             self.place = place
             undo.callback(device.launches.give_stream, self.stream, urgent, place)
-            self._ready = device.launches.take_event()
-            undo.callback(device.launches.give_event, self._ready)
+            armed = self._armed = device.armed.take(sequence, self.stream)
+            undo.callback(self._give_back)
+            self._page, self._records = armed.page, armed.block
             undo.callback(self._synchronize)
-            driver = device.context.enter()
-            if not driver.is_over(device.control_event):  # late writes to their previous owner's
-                driver.call("cuStreamWaitEvent", self.stream, device.control_event, 0)
-            to, size = self._records.address, sequence.record_bytes
-            self.bitmap: int = to + size - cw.NAMED_BYTES
-            driver.call("cuMemcpyHtoDAsync", to, sequence.image, size, self.stream)
             self.unawaited = True
+            to = self._records.address
+            self.bitmap: int = to + sequence.record_bytes - cw.NAMED_BYTES
             if self._output is not None:
                 record = output_record(self._output.address, OUTPUT_BYTES)
                 self._page.view[gate.RUN_BYTES :][: len(record)] = np.frombuffer(record, np.uint8)
                 of, size = self._page.address + gate.RUN_BYTES, len(record)
+                driver = device.context.enter()
                 driver.call("cuMemcpyHtoDAsync", to + sequence.output, of, size, self.stream)
-            driver.call("cuEventRecord", self._ready, self.stream)
+                driver.call("cuEventRecord", armed.ready, self.stream)
             self._close = undo.pop_all()
+
+    def _give_back(self) -> None:
+        """Return the records, to be initialised for the next run."""
+        self._device.armed.give(self._sequence, self._armed, self.stream)
 
     def close(self) -> None:
         """Return everything; no launch is on the device."""
@@ -156,12 +158,34 @@ class CUDARunRecords:
     def wait_on(self, stream: Any) -> None:
         """Have later work on another stream wait until the records are initialised."""
         driver = self._device.context.enter()
-        driver.call("cuStreamWaitEvent", stream, self._ready, 0)
+        driver.call("cuStreamWaitEvent", stream, self._armed.ready, 0)
 
     def job(self, number: int) -> int:
         """Return the address of a launch's job record."""
         address: int = self._records.address
         return address + cw.JOB_BYTES * number
+
+    def copy_back(self, last: ActiveLaunch) -> None:
+        """Queue a copy of all job records to host memory behind ``last``; its event comes later.
+
+        Then nobody has to wait for a copy when the run is over.
+        """
+        driver, size = self._device.context.enter(), cw.JOB_BYTES * len(self._sequence.prepared)
+        to = self._page.address + COPIES_AT
+        driver.call("cuMemcpyDtoHAsync", to, self._records.address, size, self.stream)
+        self._device.launches.record(last, self.stream)
+        self._copied = True
+
+    def changing(self) -> None:
+        """Note that a launch is about to change job records that may have been copied."""
+        self._copied = False
+
+    def final_record(self, number: int) -> bytes:
+        """Return a launch's job record; all that was begun of the run is over."""
+        if not self._copied:
+            return self.record(number)
+        at = COPIES_AT + cw.JOB_BYTES * number
+        return self._page.view[at : at + cw.JOB_BYTES].tobytes()
 
     def record(self, number: int, size: int = cw.JOB_BYTES) -> bytes:
         """Return the first ``size`` bytes of a launch's job record, as they are now."""
@@ -184,7 +208,7 @@ class CUDARunRecords:
     @property
     def is_ready(self) -> bool:
         """Whether the records have been initialised."""
-        return self._device.context.enter().is_over(self._ready)
+        return self._device.context.enter().is_over(self._armed.ready)
 
     def kill(self, numbers: set[int]) -> None:
         """Set these launches' kill words, once the records are initialised; return at once."""

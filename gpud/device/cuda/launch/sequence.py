@@ -20,7 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES
 from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.device.claim_size import choose_claims
+from gpud.device.cuda.launch.gate import RUN_BYTES
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.cuda.memory.pool import Pool
@@ -41,7 +42,12 @@ from gpud.device.launch_checks import (
     own_parameters,
 )
 
-__all__ = ["CUDASequence", "Preparation", "PreparedLaunch"]
+COPIES_AT: Final = 256
+"""Offset in a run's host memory of the job records that the device copies there at the end."""
+
+assert COPIES_AT >= RUN_BYTES + OUTPUT_RECORD_BYTES
+
+__all__ = ["COPIES_AT", "CUDASequence", "Preparation", "PreparedLaunch"]
 
 Dim3 = tuple[int, int, int]
 
@@ -98,6 +104,9 @@ class CUDASequence:
         total: task blocks in all.
         occupancy: M of the sequence.
         image: address of the initial records of a run, in page-locked memory.
+        image_block: this memory.
+        free_image: returns it when the sequence is garbage-collected.
+        page_bytes: host memory that a run has of its own, from `COPIES_AT` on for its job records.
         record_bytes: size of these records: the job records, the output record if a kernel prints,
             and the bitmap of barred SMs.
         output: offset of the output record from the first job record; 0: no kernel prints.
@@ -144,10 +153,12 @@ class CUDASequence:
         )
         fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0) + cw.named_sms(())
         self.record_bytes = len(fresh)
+        self.page_bytes = COPIES_AT + jobs_bytes
         if self.output:
             device.output_buffers.prepare()
         block = device.host_blocks.take(self.record_bytes)
-        weakref.finalize(self, device.host_blocks.give, block)
+        self.image_block = block
+        self.free_image = weakref.finalize(self, device.host_blocks.give, block)
         block.view[: self.record_bytes] = np.frombuffer(fresh, np.uint8)
         words = block.words[: jobs_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
         words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]

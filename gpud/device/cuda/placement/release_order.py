@@ -17,6 +17,7 @@ Properties:
 * ``monotone``: a released block stays released, as long as limits fall;
 * ``whole``: of the SMs on which blocks had begun when the order was computed, at most one has both
   released blocks and others, as long as limits are lowered and nothing is cleared;
+* ``prepared``: what was computed ahead is what would be computed now;
 * where no SM is known, or ``by_sm`` is False, the blocks with the highest indices leave.
 
 SMs can also be *cleared*: all blocks on them are released then, whatever their turns were.
@@ -24,7 +25,7 @@ SMs can also be *cleared*: all blocks on them are released then, whatever their 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ class ReleaseOrder:
         by_sm: whether whole SMs are to come free.
     """
 
-    __slots__ = ("_begun", "_by_sm", "_count", "_released", "_sms", "_turns")
+    __slots__ = ("_begun", "_by_sm", "_count", "_released", "_rows", "_sms", "_turns")
 
     def __init__(self, sms: npt.NDArray[np.uint16], *, by_sm: bool) -> None:
         self._sms = sms
@@ -49,6 +50,13 @@ class ReleaseOrder:
         self._turns: npt.NDArray[np.int64] = np.arange(len(sms) - 1, -1, -1)
         self._begun = 0
         self._released = 0
+        self._rows: dict[int, npt.NDArray[np.uint32]] = {}  # `stays` by limit, in this order
+
+    def prepare(self, limits: Iterable[int]) -> None:
+        """Compute `stays` ahead for these limits, so that a release does not have to."""
+        for limit in limits:
+            if limit < self._count - self._released:
+                self._row(limit)
 
     def poll(self) -> None:
         """Update the order, if more blocks have begun, so that a release does not have to."""
@@ -80,9 +88,15 @@ class ReleaseOrder:
     @property
     def stays(self) -> npt.NDArray[np.uint32]:
         """A bit for each block: whether it is not released."""
-        bits = np.packbits(self._turns >= self._released, bitorder="little")
-        words = np.zeros(-(-self._count // 32), np.uint32)
-        words.view(np.uint8)[: len(bits)] = bits
+        return self._row(self._count - self._released)
+
+    def _row(self, limit: int) -> npt.NDArray[np.uint32]:
+        words = self._rows.get(limit)
+        if words is None:
+            bits = np.packbits(self._turns >= self._count - limit, bitorder="little")
+            words = np.zeros(-(-self._count // 32), np.uint32)
+            words.view(np.uint8)[: len(bits)] = bits
+            self._rows[limit] = words
         return words
 
     def _order(self, keys: npt.NDArray[np.uint16]) -> None:
@@ -91,6 +105,7 @@ class ReleaseOrder:
         # Reversed, so that of the blocks on one SM the last leaves first.
         order = self._count - 1 - np.argsort(keys[::-1], kind="stable")
         self._turns[order] = np.arange(self._count)
+        self._rows.clear()
 
     @property
     def coming(self) -> int:
