@@ -41,7 +41,8 @@ def config_page() -> str:
 
 def _example(setting: Setting) -> str:
     if setting.default is None:
-        return f'# {setting.key} = "/path"'
+        value = "8 GiB" if setting.type.metavar == "SIZE" else "/path"
+        return f'# {setting.key} = "{value}"'
     if setting.many:
         return f'{setting.key} = ["{setting.default}"]'
     bare = setting.type.describe().startswith("a whole number")

@@ -170,8 +170,11 @@ class Config:
         "2 MiB",
         "the largest program, as PTX after rewriting, which the device compiles to machine code",
     )
-    memory: int | Fraction = _setting(
-        quantities.memory(of="the machine's memory"), "50%", "for arrays, on each device"
+    memory: int | Fraction | None = _setting(
+        quantities.memory(of="the machine's or the GPU's memory"),
+        None,
+        "for arrays, on each device; by default 50% of the machine's memory on a CPU device, which "
+        "leaves as much for processes, and 95% of a GPU's",
     )
     user_memory: int | Fraction = _setting(
         quantities.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
@@ -240,9 +243,15 @@ class Config:
         name = next((one.name for one in SETTINGS if name in (one.name, one.key)), name)
         return self.origins.get(name, "the default")
 
-    def memory_bytes(self, machine_bytes: int) -> int:
-        """Return `memory` in bytes, for a machine or a GPU with ``machine_bytes``."""
-        return _part(self.memory, machine_bytes)
+    def memory_bytes(self, device_bytes: int, kind: str) -> int:
+        """Return `memory` in bytes, at most ``device_bytes``, the machine's or the GPU's.
+
+        Args:
+            device_bytes: all memory that there is.
+            kind: "cpu" or "cuda".
+        """
+        amount = _DEFAULT_MEMORY[kind] if self.memory is None else self.memory
+        return min(device_bytes, _part(amount, device_bytes))
 
     def user_memory_bytes(self, memory_bytes: int) -> int:
         """Return `user_memory` in bytes, at most ``memory_bytes``, that of the device."""
@@ -251,6 +260,9 @@ class Config:
     def session_memory_bytes(self, memory_bytes: int) -> int:
         """Return `session_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.session_memory, memory_bytes))
+
+
+_DEFAULT_MEMORY = {"cpu": Fraction(1, 2), "cuda": Fraction(95, 100)}
 
 
 def _part(amount: int | Fraction, total: int) -> int:

@@ -267,7 +267,7 @@ class Device(Protocol):
         kind: ``cpu`` or ``cuda``.
         sms: number of SMs.
         capability: the compute capability, times ten.
-        memory_bytes: memory for arrays.
+        memory_bytes: all memory of the machine or the GPU, of which arrays get a part.
         arrays: whether arrays are shared with the clients or copied to the device.
         partitions: how many whole SMs can be assigned to single jobs.
     """

@@ -283,9 +283,11 @@ class OutOfMemory(CallerError, MemoryError):
 
 
 _LIMITS = {
-    "session": "; free arrays, or raise the session's memory limit",
-    "user": " to this user; free arrays of your other sessions, or raise the users' memory limit",
-    "device": " on the device; free arrays, or wait until other sessions have ended",
+    "session": " to this session; free arrays, or have the daemon's setting session_memory raised",
+    "user": " to this user; free arrays of your other sessions, or have the daemon's setting "
+    "user_memory raised",
+    "device": " on the device; free arrays, wait until other sessions have ended, or have the "
+    "daemon's setting memory raised",
     "kernels": " on the device as long as kernels run that cannot be interrupted for more; wait "
     "until they are over, or free arrays",
     "jobs": " until jobs end that use arrays which are freed or dropped; wait for their result()",

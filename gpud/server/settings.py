@@ -119,7 +119,7 @@ def memory_limits(config: Config, devices: Sequence[DeviceStatus]) -> MemoryLimi
     limits = MemoryLimits([], [], [])
     for device in devices:
         assert device.info is not None
-        most = min(config.memory_bytes(device.info.memory_bytes), device.info.memory_bytes)
+        most = config.memory_bytes(device.info.memory_bytes, device.info.kind)
         limits.device.append(most)
         limits.user.append(config.user_memory_bytes(most))
         limits.session.append(config.session_memory_bytes(most))

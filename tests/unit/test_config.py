@@ -313,11 +313,18 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
 
 def test_memory_is_worked_out_in_bytes() -> None:
     found = load({"memory": "50%", "session_memory": "25%", "user_memory": "3 KiB"}, NOWHERE)
-    assert found.memory_bytes(8001) == 4000
+    assert found.memory_bytes(8001, "cpu") == found.memory_bytes(8001, "cuda") == 4000
     assert found.session_memory_bytes(4000) == 1000
     assert found.user_memory_bytes(4000) == 3072
     assert found.user_memory_bytes(1000) == 1000
-    assert load({"memory": "7"}, NOWHERE).memory_bytes(8001) == 7
+    assert load({"memory": "7"}, NOWHERE).memory_bytes(8001, "cpu") == 7
+    assert load({"memory": "9 KiB"}, NOWHERE).memory_bytes(8001, "cpu") == 8001
+
+
+def test_a_gpu_is_for_arrays_and_a_machine_for_processes_too() -> None:
+    config = load({}, NOWHERE)
+    assert config.memory_bytes(2000, "cuda") == 1900
+    assert config.memory_bytes(2000, "cpu") == 1000
 
 
 @pytest.mark.parametrize(

@@ -188,10 +188,10 @@ def test_what_is_no_error_is_refused(data: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        (None, "9 bytes were asked for, 4 are available; free arrays, or raise the session's"),
-        ("session", "4 are available; free arrays, or raise the session's memory limit"),
-        ("user", "4 are available to this user; free arrays of your other sessions"),
-        ("device", "4 are available on the device; free arrays, or wait"),
+        (None, "9 bytes were asked for, 4 are available to this session; free arrays, or have"),
+        ("session", "free arrays, or have the daemon's setting session_memory raised"),
+        ("user", "your other sessions, or have the daemon's setting user_memory raised"),
+        ("device", "sessions have ended, or have the daemon's setting memory raised"),
         ("arena", "4 are available in one piece; free arrays between others"),
     ],
 )

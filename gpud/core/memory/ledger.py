@@ -364,11 +364,12 @@ class Ledger:
             0 if allocator is None else allocator.used
         )
         users = self._used_by_user.get((user, device), 0)
+        # The first of equal ones is named: raising another would change nothing.
         return min(
-            (self._session_bytes[device] - own, "session"),
-            (self._user_bytes[device] - users, "user"),
             (self._device_bytes[device] - self._used[device], "device"),
-            key=lambda found: found[0],
+            (self._user_bytes[device] - users, "user"),
+            (self._session_bytes[device] - own, "session"),
+            key=lambda limit: limit[0],
         )
 
     def _count(self, user: int, device: int, size: int) -> None:

@@ -88,8 +88,7 @@ class CPUDevice:
         self.sms = sms
         self.capability = capability
         self._limits = DeviceLimits(sms, SM_LIMITS[capability])
-        # The other half is for processes: this one, its clients and others on the machine.
-        self.memory_bytes = memory_limit_bytes() // 2
+        self.memory_bytes = memory_limit_bytes()
         self.partitions = Partitions(1, sms)
         self._grids = 0
         self._compiler = compiler

@@ -116,6 +116,14 @@ def test_a_user_has_a_limit_for_all_sessions() -> None:
     ledger.validate()
 
 
+def test_of_equal_limits_the_device_is_named() -> None:
+    ledger = Ledger([8 * PAGE], session_bytes=[8 * PAGE], user_bytes=[8 * PAGE])
+    ledger.open(ONE, 0)
+    with pytest.raises(OutOfMemory, match="the daemon's setting memory raised") as caught:
+        ledger.allocate(ONE, 0, 9 * PAGE)
+    assert (caught.value.limit, caught.value.available_bytes) == ("device", 8 * PAGE)
+
+
 def test_what_is_left_but_in_pieces() -> None:
     ledger = Ledger([8 * PAGE])
     ledger.open(ONE, 0)
