@@ -13,6 +13,8 @@ later turn continues after the last row. The outcome of each step is in ``.gpu/s
 output in ``.gpu/logs/``; ``bench/gpu/on_machine.sh`` brings both back with the results, and the
 next call, here or on another machine with the same folder, continues from there.
 
+While steps run, another process keeps a context on the GPU (``bench/gpu/keeper.py``).
+
 ``--trial``: settings so small that all of it runs over the model of the driver, which a test does.
 """
 
@@ -27,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +45,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".gpu"
 LEAST_S = 10.0
 """No step is begun with less time than this."""
+_TRIAL_TIMES = 3
+"""How much longer a step may take over the model than on a GPU."""
+
 ENDING_S = 15.0
 """How long an interrupted step has to end."""
 
@@ -94,7 +99,8 @@ class StepRunner:
                     if self.left_s < LEAST_S:
                         return
                     had.add(step.name)
-                    yield step, min(self.left_s, step.first_s if wanted is None else self.left_s)
+                    first_s = step.first_s * (_TRIAL_TIMES if self._trial else 1)
+                    yield step, min(self.left_s, first_s if wanted is None else self.left_s)
 
     def run(self) -> None:
         """Run steps while there is time."""
@@ -163,6 +169,25 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+@contextmanager
+def kept_open() -> Iterator[None]:
+    """Keep a process with a context on the GPU, so that it is not put down between steps."""
+    keeper = subprocess.Popen(
+        [sys.executable, str(ROOT / "bench" / "gpu" / "keeper.py")],
+        cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        try:
+            keeper.wait(ENDING_S / 2)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            keeper.wait()
+
+
 def main() -> int:
     """Run or list the steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -190,7 +215,8 @@ def main() -> int:
         need_gpu()
         if options.again:
             turns.forget([step.name for step in some])
-        turns.run()
+        with kept_open():
+            turns.run()
     return 0 if turns.report() else 1
 
 

@@ -1,8 +1,9 @@
 """The steps of testing and measuring on a GPU, the most informative first, with their time limits.
 
-They are those of ``make gpu-test`` and ``make gpu-bench``, and a short one before them that shows
-within a minute or two whether anything works at all. Settings are smaller than the targets' own, so
-that all of it fits into half an hour on a GPU of an H100's class; how long steps take there is a
+They are those of ``make gpu-test`` and ``make gpu-bench``, and two selections of them: `smoke`
+shows within a minute or two whether anything works at all, `cell` is the first row of the
+co-location. The first eight are for the first ten minutes on a GPU: what a later step depends on is
+known when it begins. Settings are smaller than the targets' own; how long steps take on a GPU is a
 guess.
 """
 
@@ -11,7 +12,10 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass, field
 
-__all__ = ["NO_AUTOLOAD", "OPTIONS", "STEPS", "Step"]
+__all__ = ["NO_AUTOLOAD", "OPTIONS", "SELECTIONS", "STEPS", "Step"]
+
+SELECTIONS = ("smoke", "cell")
+"""Steps that are parts of others."""
 
 OPTIONS = (
     *("-v", "-o", "faulthandler_timeout=45"),  # so that the log names a test that hangs
@@ -84,7 +88,7 @@ def _bench(name: str, first_s: float, more: str = "", trial: str = "") -> Step:
 def _colocation(system: str, first_s: float) -> Step:
     return Step(
         f"bench-colocation-{system}", first_s, "bench/gpu/colocation.py", ("--system", system),
-        ("--seconds", "2"), ("--seconds", "0.2", "--short"),
+        trial=("--seconds", "0.2", "--requests", "3", "--short"),
     )  # fmt: skip
 
 
@@ -96,17 +100,25 @@ def _sanitize(tool: str, part: int) -> Step:
 
 
 STEPS: tuple[Step, ...] = (
+    # The first ten minutes, in this order; each leaves its results if it is interrupted.
+    _bench("machine", 20),
+    _bench("waits", 40, trial="--ms 30"),
+    _bench("rewrite_cost", 90, "--rounds 11", "--rounds 1 --tiny"),
+    _bench("release_latency", 90, "--events 50", "--events 1 --scale 0.2 --block-us 10"),
     Step(
-        "smoke", 150,
+        "smoke", 90,
         target=("tests/gpu/test_faults.py", "tests/gpu/test_conformance.py"),
         more=("-k", " or ".join(("trap", "store", *_TELLING))),
         trial=("-k", "trap or saxpy"),
     ),
-    _bench("waits", 60, trial="--ms 30"),
-    _bench("release_latency", 150, "--events 50", "--events 1 --scale 0.2 --block-us 10"),
+    Step(
+        "cell", 120, "bench/gpu/colocation.py", ("--system", "gpud", "--short"), trial=None,
+    ),
+    _test("partitions", 45, "partition"),
+    _test("endless", 45, "end"),
+    # Then the rest, the most informative first.
     _colocation("gpud", 100),
     _colocation("streams", 80),
-    _bench("rewrite_cost", 150, "--rounds 11", "--rounds 1 --tiny"),
     _test("resizing", 90, "under_resizes and 3", several=True),
     _bench("resize", 40, trial="--seconds 0.05"),
     _bench("shares", 60, trial="--seconds 0.2"),
@@ -120,7 +132,6 @@ STEPS: tuple[Step, ...] = (
     _test("bounds_checks", 120, several=True),
     _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),
     *(_sanitize(tool, part) for tool in ("memcheck", "racecheck", "synccheck") for part in (1, 2)),
-    # What may hang comes last, each in a process of its own.
-    _test("partitions", 60, "partition"),
-    _test("endless", 60, "end"),
+    # It may hang, or have all that follows hang.
+    _bench("load_beside", 20, trial="--seconds 0.1"),
 )  # fmt: skip

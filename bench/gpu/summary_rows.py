@@ -55,10 +55,32 @@ def _sanitize(name: str, found: Result) -> Iterator[tuple[str, str]]:
 
 
 def _waits(_: str, found: Result) -> Iterator[tuple[str, str]]:
-    waiting = [name for name, one in found["calls"].items() if one["waits"]]
-    held = [name for name, one in found["launches"].items() if one["waits"]]
-    yield "calls of the driver that wait for a kernel that runs", ", ".join(waiting) or "none"
-    yield "... launches on other streams that it holds up", "; ".join(held) or "none"
+    sights = found.get("sight_us", {})
+    if sights:
+        said = ", ".join(f"{path} {one['p50']:.1f}" for path, one in sights.items())
+        yield "write by a release path to a block's answer, p50 in us", said
+    for key, what in (
+        ("calls", "calls of the driver that wait for a kernel that runs"),
+        ("calls_full", "... that wait for one on all SMs"),
+        ("launches", "... launches on other streams that it holds up"),
+    ):
+        if key in found:
+            waiting = [name for name, one in found[key].items() if one["waits"]]
+            yield what, "; ".join(waiting) or "none"
+
+
+def _load_beside(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    for row in found["rows"]:
+        verdict = row.get("error") or ("waits" if row["waits"] else "does not wait")
+        yield (
+            f"load of {row['load']} beside a kernel, {row['beside']}",
+            f"{verdict}, {row['us']:,.0f} us; another thread's call {row['other_call_us']:,.0f} us",
+        )
+
+
+def _machine(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    cold, warm = (found[f"clocks_mhz_{when}"].get("sm", "?") for when in ("idle", "warm"))
+    yield "NVRTC; SM clock idle, warm", f"{found['nvrtc']}; {cold}, {warm} MHz"
 
 
 def _rewrite_cost(_: str, found: Result) -> Iterator[tuple[str, str]]:
@@ -87,7 +109,7 @@ def _release_latency(_: str, found: Result) -> Iterator[tuple[str, str]]:
         if gone["count"]:
             aim = row["aim_p99_us"]
             said.append(f"last block gone p50 {gone['p50']:.1f}, p99 {gone['p99']:.1f} us"
-                        f" (aim {aim:.1f})")  # fmt: skip
+                        f" (aim {_aim(row)}{aim:.1f})")  # fmt: skip
         if first["count"]:
             said.append(f"first online block p50 {first['p50']:.1f}, p99 {first['p99']:.1f} us")
         yield (
@@ -99,14 +121,32 @@ def _release_latency(_: str, found: Result) -> Iterator[tuple[str, str]]:
         )
 
 
+def _aim(row: Result) -> str:
+    """Return the aim for p50, if there is one, in front of the one for p99."""
+    aim = row.get("aim_p50_us")
+    return "" if aim is None else f"{aim:.1f}, "
+
+
 def _colocation(name: str, found: Result) -> Iterator[tuple[str, str]]:
-    yield (
-        f"co-location, {name.removeprefix('colocation_')}: {len(found['rows'])} settings",
-        (
-            f"r99 geometric mean {found['r99_mean']:.3f}, worst {found['r99_worst']:.3f}; least "
-            f"harvest {found['harvest_least']:.2f} (aims of gpud's 1.02, 1.05, 0.95)"
-        ),
-    )
+    what = f"co-location, {name.removeprefix('colocation_')}: {len(found['rows'])} cells"
+    if "r99_mean" in found:
+        yield (
+            what,
+            (
+                f"r99 geometric mean {found['r99_mean']:.3f}, worst {found['r99_worst']:.3f}, "
+                f"against a native graph alone {found['r99_native_mean']:.3f}; least harvest "
+                f"{found['harvest_least']:.2f} (aims of gpud's 1.05 for the mean, 0.90)"
+            ),
+        )
+        yield (
+            "... added to each kernel of a request alone, worst",
+            f"{found['added_us_worst']:.1f} us (aim 10)",
+        )
+    if "r99_long_worst" in found:
+        yield (
+            "... beside task blocks of 5 ms: worst r99",
+            f"{found['r99_long_worst']:.2f} (aim 1.1, with SMs of its own)",
+        )
 
 
 def _resize(_: str, found: Result) -> Iterator[tuple[str, str]]:
@@ -147,7 +187,9 @@ def _shares(_: str, found: Result) -> Iterator[tuple[str, str]]:
 _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "tests_*": _tests,
     "sanitize_*": _sanitize,
+    "machine": _machine,
     "waits": _waits,
+    "load_beside": _load_beside,
     "rewrite_cost": _rewrite_cost,
     "release_latency": _release_latency,
     "colocation_*": _colocation,

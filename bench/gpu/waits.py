@@ -11,18 +11,21 @@ is done: a call, or a launch elsewhere that is waited for. If the kernel is over
 returned, it waited. Where the kernel is to be on all SMs, it has as many blocks as fit, or twice as
 many.
 
-Also measured: the cost of a read of a word in host memory, which blocks make before every claim
-where launch records are there (release path ``mapped``), beside a read of device memory: by one
-block, and by as many as fit. And the cost when all of these count themselves out of such a word, as
-blocks do that leave.
+All of that is done beside one block and, for calls, with all SMs full as well. Loads are not among
+them: `bench.gpu.load_beside` has a process of its own for them, as they may wait for each other.
 
-Writes bench/results/gpu_waits.json.
+Also measured: how long after a write by each release path a block's answer to it is seen (each has
+the way back over the bus in it). And the cost of a read of a word in host memory, which blocks make
+before every claim where launch records are there (release path ``mapped``), beside a read of device
+memory: by one block, and by as many as fit. And the cost when all of these count themselves out of
+such a word, which blocks that leave did until each had a mark of its own.
+
+Writes bench/results/gpu_waits.json part by part.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import mmap
 import sys
 import time
@@ -37,6 +40,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.instrumentation.busy_kernel import Act, BusyKernel
 from bench.gpu.instrumentation.driver import DriverError, Gpu, check
+from bench.gpu.instrumentation.timestamps import quantiles_us
+from bench.gpu.instrumentation.warm_up import warm_up
 from bench.gpu.record import keep, need_gpu
 from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.interface import pack_parameters
@@ -49,6 +54,7 @@ WIDE = "much shared memory"
 STREAMS = 40
 LOOKS = 1000
 SOME = 64
+SIGHTS, SIGHT_S = 300, 5.0
 
 
 def main() -> int:
@@ -58,26 +64,91 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
+    warm_up(gpu)
     busy = BusyKernel(gpu, options.ms / 1e3)
-    found: dict[str, Any] = {"calls": calls(busy)}
-    found["launches"] = {name: busy.run_beside(**case) for name, case in launches(busy).items()}
-    found["launches"][f"{WIDE}, all SMs divided for that"] = divided_alike(busy)
-    for kind, results in found.items():
-        for name, one in results.items():
-            verdict = one.get("error") or ("WAITS" if one["waits"] else "does not wait")
-            print(f"{kind:<10}{name:<44}{verdict:<16}{one['us']:>12.0f} us")
-    found["streams_at_once"] = streams_at_once(busy)
-    print(f"of {STREAMS} streams with a kernel each, {found['streams_at_once']} ran at once")
-    found["look_us"], found["leave_us"] = looks(busy), leaves(busy)
-    for what in ("look", "leave"):
-        for name, took in found[f"{what}_us"].items():
-            print(f"{what:<10}{name:<44}{'':<16}{took:>12.3f} us")
-    print(f"wrote {keep('waits', gpu, {'ms': options.ms, **found}).name}")
+    found: dict[str, Any] = {"ms": options.ms}
+
+    def part(name: str, values: dict[str, Any]) -> None:
+        """Print a part of the result, and save what there is so far."""
+        found[name] = values
+        for what, one in values.items():
+            if isinstance(one, dict) and "waits" in one:
+                verdict = one.get("error") or ("WAITS" if one["waits"] else "does not wait")
+                print(f"{name:<12}{what:<44}{verdict:<16}{one['us']:>12.0f} us", flush=True)
+            else:
+                print(f"{name:<12}{what:<44}{one}", flush=True)
+        keep("waits", gpu, {"complete": False, **found})
+
+    part("sight_us", sights(busy))
+    part("calls", calls(busy))
+    busy.everywhere = True
+    part("calls_full", calls(busy))
+    busy.everywhere = False
+    beside = {name: busy.run_beside(**case) for name, case in launches(busy).items()}
+    part("launches", {**beside, f"{WIDE}, all SMs divided for that": divided_alike(busy)})
+    part("streams", {"at_once": streams_at_once(busy), "of": STREAMS})
+    part("look_us", looks(busy))
+    part("leave_us", leaves(busy))
+    print(f"wrote {keep('waits', gpu, {'complete': True, **found}).name}")
     return 0
 
 
+def sights(busy: BusyKernel, rounds: int = SIGHTS) -> dict[str, dict[str, float]]:
+    """Microseconds from a write by each release path until the host sees a block's answer to it.
+
+    The answer is a store to host memory in all cases, so differences are those of the paths.
+    """
+    gpu, cu = busy.gpu, busy.gpu.cu
+    near, answer, source = gpu.host_words(8), gpu.host_words(8), gpu.host_words(rounds + 1)
+    own, stream = gpu.buffer(np.zeros(8, np.uint32)), gpu.stream(gpu.highest_priority)
+    source.words[:] = np.arange(rounds + 1)
+    first = source.address
+
+    def stored(number: int) -> None:
+        near.words[0] = number
+
+    ways: dict[str, tuple[int, Callable[[int], Any]]] = {
+        "mapped": (near.address, stored),
+        "write_value": (
+            own.address,
+            lambda k: check(cu.cuStreamWriteValue32(stream, own.address, k, 0)),
+        ),
+        "copy": (
+            own.address,
+            lambda k: check(cu.cuMemcpyHtoDAsync(own.address, first + 4 * k, 4, stream)),
+        ),
+        "memset": (own.address, lambda k: check(cu.cuMemsetD32Async(own.address, k, 1, stream))),
+    }
+    sees = busy.function("sees")
+    found: dict[str, dict[str, float]] = {}
+    for name, (address, write) in ways.items():
+        near.words[:] = 0
+        answer.words[:] = 0
+        own.set(np.zeros(8, np.uint32))
+        limit_s = max(busy.seconds, SIGHT_S)
+        values = [
+            address.to_bytes(8, "little"),
+            answer.address.to_bytes(8, "little"),
+            rounds.to_bytes(4, "little"),
+            int(1e9 * limit_s).to_bytes(8, "little"),
+        ]
+        buffer = pack_parameters(sees.parameters, values)
+        sees.launch((1, 1, 1), (1, 1, 1), buffer, stream=busy.stream)
+        took, ends = [], time.monotonic() + limit_s
+        for number in range(1, rounds + 1):
+            began = time.perf_counter_ns()
+            write(number)
+            while answer.words[0] < number and time.monotonic() < ends:
+                pass
+            took.append(time.perf_counter_ns() - began)
+        gpu.synchronise(busy.stream)
+        if answer.words[0] == rounds:
+            found[name] = quantiles_us(took)
+    return found
+
+
 def calls(busy: BusyKernel) -> dict[str, Any]:
-    """Make every call that gpud makes while kernels run, or would have to."""
+    """Make every call that gpud makes while kernels run, or would have to, but for loads."""
     cu, gpu = busy.gpu.cu, busy.gpu
     found: dict[str, Any] = {}
     made: list[Any] = []
@@ -100,12 +171,6 @@ def calls(busy: BusyKernel) -> dict[str, Any]:
         lambda: check(cu.cuMemAlloc(SIZE)),
         "cuMemFree",
         lambda it: check(cu.cuMemFree(it)),
-    )
-    pair(
-        "cuModuleLoadData",
-        lambda: check(cu.cuModuleLoadData(busy.text.encode() + b"\0")),
-        "cuModuleUnload",
-        lambda it: check(cu.cuModuleUnload(it)),
     )
     with suppress(DriverError):  # a program that the linker does not take is loaded as text
         found |= _linked(busy)
@@ -139,26 +204,19 @@ def calls(busy: BusyKernel) -> dict[str, Any]:
 
 
 def _linked(busy: BusyKernel) -> dict[str, Any]:
-    """Link a program to machine code, and load that, as gpud does."""
+    """Link a program to machine code, as gpud does; `bench.gpu.load_beside` loads it."""
     cu = busy.gpu.cu
     kind = cu.CUjitInputType.CU_JIT_INPUT_PTX
     image = busy.text.encode() + b"\0"
-    made: list[bytes] = []
 
     def link() -> None:
         state = check(cu.cuLinkCreate(0, [], []))
         check(cu.cuLinkAddData(state, kind, image, len(image), b"program", 0, [], []))
-        address, size = check(cu.cuLinkComplete(state))
-        made.append(ctypes.string_at(int(address), int(size)))
+        check(cu.cuLinkComplete(state))
         check(cu.cuLinkDestroy(state))
 
     link()
-    return {
-        "cuLinkCreate to cuLinkDestroy": busy.run_beside(link),
-        "cuModuleLoadData, machine code": busy.run_beside(
-            lambda: check(cu.cuModuleLoadData(made[0]))
-        ),
-    }
+    return {"cuLinkCreate to cuLinkDestroy": busy.run_beside(link)}
 
 
 def _mapping(busy: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpud_client as gc
-from bench.gpu.colocation import compared, line, mps, summary
+from bench.gpu.colocation import LONG, Cells, compared, line, mps, summary
 from bench.gpu.colocation_process import batch_of
 from bench.gpu.colocation_window import System, WindowResult, rate_of, window
 from bench.gpu.workloads.colocation_work import (
@@ -52,18 +52,33 @@ def test_rates_are_those_inside_the_window() -> None:
 
 
 def test_figures_follow_their_definitions() -> None:
+    native = WindowResult([0.0009] * 100, 0.0)
     alone = WindowResult([0.001] * 100, 0.0)
     together = WindowResult([0.001] * 98 + [0.002] * 2, 30.0)
-    row = compared("x", ONLINE[0], OFFLINE[0], 0.2, together, alone, 40.0, 0.2)
+    row = compared("x", ONLINE[0], OFFLINE[0], 0.2, together, alone, 40.0, 0.2, native)
     assert row.r99 == pytest.approx(2)
+    assert row.r99_native == pytest.approx(2 / 0.9)
+    assert row.added_us == pytest.approx(100 / 20)
     assert row.b == pytest.approx(0.75)
     assert row.harvest == pytest.approx(0.75 / 0.8)
     assert "r99 2.000" in line(row)
-    assert summary([row])["met"] is False
-    good = compared(
-        "x", ONLINE[0], OFFLINE[0], 0.2, WindowResult(alone.latencies_s, 40.0), alone, 40, 0.2
-    )
-    assert summary([good])["met"] is True
+    found = summary([row])
+    assert (found["met"], found["goal_met"], found["added_met"]) == (False, False, True)
+    full = WindowResult(alone.latencies_s, 40.0)
+    good = compared("x", ONLINE[0], OFFLINE[0], 0.2, full, alone, 40, 0.2, native)
+    assert summary([good])["goal_met"] is True
+    long = compared("x", ONLINE[0], OFFLINE[1], 0.2, together, alone, 40.0, 0.2, native)
+    assert long.offline == LONG
+    both = summary([good, long])
+    assert both["met"] is True, "those are apart"
+    assert (both["r99_long_worst"], both["long_met"]) == (pytest.approx(2), False)
+    assert "r99_mean" not in summary([long])
+
+
+def test_a_window_has_enough_requests() -> None:
+    cells = Cells(ONLINE, OFFLINE, (0.5, 0.2), 3.0, 5000, 1)
+    assert cells.window_s(500.0) == pytest.approx(10)
+    assert cells.window_s(1e6) == 3.0
 
 
 def test_windows_of_a_daemon_on_the_cpu_device() -> None:

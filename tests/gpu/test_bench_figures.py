@@ -57,7 +57,7 @@ def stepped() -> dict[str, Any]:
 
 def together() -> dict[str, Any]:
     seen = WindowResult([0.001] * 9, 4.0)
-    one = compared("gpud", ONLINE[0], OFFLINE[0], 0.2, seen, seen, 5.0, 0.2)
+    one = compared("gpud", ONLINE[0], OFFLINE[0], 0.2, seen, seen, 5.0, 0.2, seen)
     return {**colocation.summary([one]), "rows": [vars(one)]}
 
 
@@ -110,9 +110,10 @@ def test_the_page_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) ->
         "part 2/2 | ended with 3 | `make gpu-sanitize-memcheck-2`",
         "1,000 random resizes, 3 kernels, 70 task blocks: problems | 1 | `make gpu-bench-random_",
         "geometric mean 1.000, 95th percentile 1.009 (aims 1.01, 1.03); worst 1.01 (a) |",
-        "last block gone p50 19.5, p99 29.8 us (aim 20.0); first online block p50 8.5, p99 9.0",
+        "last block gone p50 19.5, p99 29.8 us (aim 13.0, 20.0); first online block p50 8.5",
         "path plain, task blocks of 10 us | first online block p50 80.0, p99 80.0 us |",
-        "| r99 geometric mean 1.000, worst 1.000; least harvest 1.00 (aims of gpud's",
+        "| r99 geometric mean 1.000, worst 1.000, against a native graph alone 1.000; least harv",
+        "... added to each kernel of a request alone, worst | 0.0 us (aim 10) |",
         "| `make gpu-bench-colocation-gpud` |",
         "| 0, 1; settled, slowest step: p99 40 us | `make gpu-bench-resize` |",
         "off by 2.5% in the median window, 5.0% at p99 (worst job) | `make gpu-bench-shares` |",

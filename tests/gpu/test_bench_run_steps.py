@@ -15,8 +15,9 @@ from bench.gpu import record, run_steps
 from bench.gpu.figures import FIGURES, results
 from bench.gpu.record import Rows
 from bench.gpu.run_steps import LEAST_S, StepRunner
-from bench.gpu.steps import OPTIONS, STEPS, Step
+from bench.gpu.steps import OPTIONS, SELECTIONS, STEPS, Step
 from bench.gpu.summary_rows import rows
+from tests.unit.cpu.device_helpers import until
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "tests" / "driver_model" / "site"
@@ -116,14 +117,16 @@ def test_interrupted_rows_are_continued(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_steps_are_what_the_makefile_runs() -> None:
-    """All but the first, which is a selection of the others."""
+    """All but those that are selections of others."""
     said = subprocess.run(
         ["make", "-n", "gpu-test", "gpu-bench", "GPU_PYTHON=python3"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     wanted = [" ".join(line.split()) for line in said.splitlines() if "python3" in line]
     known = []
-    for one in STEPS[1:]:
+    for one in STEPS:
+        if one.name in SELECTIONS:
+            continue
         words = [word for word in one.arguments(trial=True) if word not in (one.trial or ())]
         line = " ".join(["python3", *words]).replace(" " + " ".join(OPTIONS), "")
         record = one.environment.get("GPUD_RECORD")
@@ -155,6 +158,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "PYTHONPATH": f"{SITE}:{ROOT}:{ROOT}/client",
         "GPUD_MODEL_SMS": "16",
         "GPUD_RESULTS": str(tmp_path / "results"),
+        "GPUD_WARM_UP_S": "0.05",
     }.items():
         monkeypatch.setenv(name, value)
     return tmp_path / "results"
@@ -171,13 +175,39 @@ def test_every_step_runs_over_the_model_and_leaves_what_tables_and_figures_need(
     assert set(outcomes(one).values()) == {"passed"}, outcomes(one)
     assert set(outcomes(one)) == {found.name for found in steps}
     waits = json.loads((model / "gpu_waits.json").read_text())
-    tried = {**waits["calls"], **waits["launches"]}
+    assert waits["complete"]
+    tried = {**waits["calls"], **waits["calls_full"], **waits["launches"]}
     assert not [name for name, one in tried.items() if "error" in one]
     ((where, found),) = rows(model).items()
     assert where.startswith("Fake GPU")
     commands = {command for _, _, command in found}
-    assert len(commands) == len(steps) - 1, "all but the first keep results"
+    assert len(commands) == len([one for one in steps if one.name not in SELECTIONS])
     assert all(results(model, name) for name in FIGURES)
+
+
+def test_the_first_ten_minutes_are_in_order_and_fit() -> None:
+    names = [one.name for one in STEPS]
+    first = names[: names.index("test-endless") + 1]
+    assert first == [
+        "bench-machine", "bench-waits", "bench-rewrite_cost", "bench-release_latency", "smoke",
+        "cell", "test-partitions", "test-endless",
+    ]  # fmt: skip
+    assert sum(one.first_s for one in STEPS[: len(first)]) <= 600
+    assert names[-1] == "bench-load_beside"
+
+
+def test_a_context_is_kept_while_steps_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}:{ROOT}/client")
+    said: list[str] = []
+
+    def kept() -> bool:
+        said.append(capfd.readouterr().out)
+        return "keeps a context on Fake GPU" in "".join(said)
+
+    with run_steps.kept_open():
+        until(kept)
 
 
 def test_a_step_that_is_not_there_is_named(
@@ -186,4 +216,5 @@ def test_a_step_that_is_not_there_is_named(
     monkeypatch.setattr(sys, "argv", ["run_steps.py", "--only", "nothing"])
     with pytest.raises(SystemExit):
         run_steps.main()
-    assert "no such step: nothing; there are smoke, bench-waits" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no such step: nothing; there are bench-machine, bench-waits" in said

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from bench.gpu import waits
+from bench.gpu import load_beside, machine, record, waits
 from bench.gpu.instrumentation import driver
 from bench.gpu.instrumentation.busy_kernel import BusyKernel
 from bench.gpu.instrumentation.driver import DriverError, Gpu, check
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from tests.driver_model import CPUDriver
 
 PATIENT_S = 60.0
@@ -42,7 +45,9 @@ def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
     found = waits.calls(BusyKernel(gpu, 0.05))
     assert found["cuMemFree"]["waits"]
     assert found["cuMemFreeHost"]["waits"]
-    assert {"cuMemHostAlloc", "cuModuleUnload", "cuStreamDestroy", "cuGreenCtxDestroy"} <= {*found}
+    assert {"cuMemHostAlloc", "cuMemHostUnregister", "cuStreamDestroy", "cuGreenCtxDestroy"} <= {
+        *found
+    }
     assert not [name for name, one in found.items() if "error" in one]
 
 
@@ -51,6 +56,44 @@ def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
         raise DriverError("no")
 
     assert BusyKernel(gpu, PATIENT_S).run_beside(fail)["error"] == "no"
+
+
+def test_a_busy_kernel_can_be_everywhere(gpu: Gpu) -> None:
+    busy = BusyKernel(gpu, PATIENT_S)
+    begun = []
+    for busy.everywhere in (False, True):
+        assert not busy.run_beside(lambda: begun.append(busy.begun()))["waits"]
+    assert begun == [1, busy.capacity(1024)]
+
+
+def test_writes_by_each_path_are_seen(gpu: Gpu) -> None:
+    found = waits.sights(BusyKernel(gpu, PATIENT_S), 5)
+    assert list(found) == list(RELEASE_PATHS)
+    assert all(one["count"] == 5 and one["p50"] > 0 for one in found.values())
+
+
+def test_loads_beside_a_kernel(gpu: Gpu) -> None:
+    busy = BusyKernel(gpu, PATIENT_S)
+    for load in load_beside.LOADS:
+        for full in load_beside.FULL:
+            found = load_beside.beside(busy, load, full)
+            assert not found["waits"]
+            assert found["other_call_us"] > 0
+
+
+def test_the_machine_is_described_and_warmed_up(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setenv("GPUD_WARM_UP_S", "0.01")
+    assert machine.main() == 0
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text())
+    assert found["warm_up_s"] >= 0.01
+    assert found["nvrtc_is_newer"] is False
+    gpu.cu.contexts.version = 11000
+    assert machine.main() == 1
+    assert "refuses: install NVRTC of that version" in capsys.readouterr().err
 
 
 def test_a_read_of_a_word_takes_time(gpu: Gpu) -> None:

@@ -67,6 +67,7 @@ class Words:
         grid: task blocks of each in x, y, z.
         blocks: persistent blocks of each.
         own: whether launch records are in device memory, not in host memory.
+        own_status: whether status records are, too.
 
     Attributes:
         controls: the address of each launch record.
@@ -74,8 +75,9 @@ class Words:
     """
 
     def __init__(
-        self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool
-    ) -> None:
+        self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool,
+        own_status: bool = False,
+    ) -> None:  # fmt: skip
         self._grid, self._count = grid, count
         self._jobs = gpu.buffer(np.zeros(count * cw.JOB_BYTES, np.uint8))
         self.claim(cw.ONE_AT_A_TIME)
@@ -84,6 +86,10 @@ class Words:
         both = size + len(status)
         self._host = gpu.host_words(count * both // 4)
         first = self._host.address
+        self._status: Buffer | None = None
+        if own_status:
+            self._status = gpu.buffer(np.zeros(count * both, np.uint8))
+            first = self._status.address
         records = [
             cw.launch_record(self._jobs.address + n * cw.JOB_BYTES, first + n * both + size, blocks)
             for n in range(count)
@@ -110,6 +116,8 @@ class Words:
         """Restore the initial words of all launches; none of them runs."""
         self._jobs.set(self._first)
         self._host.words[:] = self._fresh
+        if self._status is not None:
+            self._status.set(self._fresh.view(np.uint8))
 
     def done(self) -> list[int]:
         """How many task blocks each launch has finished."""
@@ -170,6 +178,7 @@ class Persistent:
         arrays: its arguments.
         most: launches of a batch at most.
         own_words: whether launch records are in device memory.
+        own_status: whether status records are, too: the host counts nothing then.
 
     Attributes:
         blocks: persistent blocks of a launch.
@@ -178,7 +187,7 @@ class Persistent:
 
     def __init__(
         self, gpu: Gpu, kernel: Any, program: OneProgram, arrays: Arrays, most: int, *,
-        own_words: bool = False,
+        own_words: bool = False, own_status: bool = False,
     ) -> None:  # fmt: skip
         self._kernel = kernel  # which keeps the program loaded
         self.function = Function(gpu, kernel.handle, kernel.placed)
@@ -189,7 +198,7 @@ class Persistent:
         grid = arrays.launch.grid
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
-        self.words = Words(gpu, most, grid, self.blocks, own=own_words)
+        self.words = Words(gpu, most, grid, self.blocks, own=own_words, own_status=own_status)
 
     def prepare(self) -> None:
         """Reset the control words; nothing runs."""

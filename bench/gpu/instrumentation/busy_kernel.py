@@ -33,6 +33,14 @@ extern "C" __global__ void looks(volatile unsigned* word, int count) {
             if (word[0] == 7) break;
 }
 extern "C" __global__ void leaves(unsigned* word) { if (threadIdx.x == 0) atomicSub(word, 1u); }
+extern "C" __global__ void sees(volatile unsigned* word, volatile unsigned* answer, unsigned rounds,
+                                unsigned long long ns) {
+    unsigned long long began = timer();
+    for (unsigned k = 1; k <= rounds; k++) {
+        while (word[0] < k) if (timer() - began > ns) return;
+        answer[0] = k;
+    }
+}
 extern "C" __global__ void quick(unsigned* words) { atomicAdd(words + 2, 1u); }
 extern "C" __global__ void deep(unsigned* words) {
     unsigned big[4096];
@@ -57,11 +65,15 @@ class BusyKernel:
     Args:
         gpu: to keep busy.
         seconds: for how long at most.
+
+    Attributes:
+        everywhere: whether it has as many blocks as fit where `run_beside` is not told how many.
     """
 
     def __init__(self, gpu: Gpu, seconds: float) -> None:
         self.gpu = gpu
         self.seconds = seconds
+        self.everywhere = False
         self.text = compile_program(SOURCE, kill=False).original_ptx
         self._module = gpu.load(self.text)
         self._words = gpu.host_words(8)
@@ -123,16 +135,20 @@ class BusyKernel:
         self.gpu.synchronise()
 
     def run_beside(
-        self, act: Act, *, blocks: int = 1, threads: int = 32, behind: Act | None = None
+        self, act: Act, *, blocks: int = 0, threads: int = 32, behind: Act | None = None
     ) -> dict[str, Any]:
         """Call ``act`` while the kernel runs: whether and how long it waited, or its error.
 
-        ``behind`` is called first, to queue work behind the kernel.
+        ``behind`` is called first, to queue work behind the kernel. ``blocks`` 0: one, or as many
+        as fit.
 
         Raises:
             TimeoutError: the kernel did not begin.
         """
         self.reset()
+        if not blocks:
+            threads = 1024 if self.everywhere else threads
+            blocks = self.capacity(threads) if self.everywhere else 1
         self.begin(blocks, threads, self.stream, self.seconds)
         point = self.event(self.stream)
         wanted = min(blocks, self.capacity(threads))

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
-from gpud.device.cuda.driver.calls import ENVIRONMENT
+from gpud.device.cuda.driver.calls import ENVIRONMENT, Driver
+from gpud.device.cuda.driver.machine_code import MachineCode
 from gpud.device.interface import Parameter, parameters_of
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Module",
     "bindings",
     "check",
+    "linked",
     "missing",
 ]
 
@@ -259,8 +261,17 @@ class Event:
         return 1e3 * float(check(self._gpu.cu.cuEventElapsedTime(earlier._event, self._event)))
 
 
+def linked(gpu: Gpu, ptx: str) -> bytes | None:
+    """Return the machine code of a program, as gpud's CUDA device makes it; None if that fails.
+
+    Linked code is relocatable, which may cost registers or save them: plain launches must have the
+    same, or the comparison would be one of that.
+    """
+    return MachineCode().of(Driver(gpu.cu), ptx)
+
+
 class Module:
-    """A loaded program.
+    """A loaded program, linked as gpud's are.
 
     Raises:
         DriverError: the driver refuses it; with ptxas's log where ptxas is installed.
@@ -270,7 +281,8 @@ class Module:
         self._gpu = gpu
         self._program = parse(ptx)
         try:
-            self._module = check(gpu.cu.cuModuleLoadData(ptx.encode() + b"\0"))
+            image = linked(gpu, ptx) or ptx.encode() + b"\0"
+            self._module = check(gpu.cu.cuModuleLoadData(image))
         except DriverError as error:
             if find_ptxas() is not None:
                 assemble(ptx, f"sm_{gpu.capability}")

@@ -507,6 +507,14 @@ def test_a_lost_device_is_reported_by_the_watcher_thread() -> None:
     device.watcher.close()
 
 
+def test_a_compiler_that_is_too_new_for_the_driver_is_named() -> None:
+    fake = SteppedDriver(version=12040)
+    with device_of(fake) as device:
+        fake.fail(1, "UNSUPPORTED_PTX_VERSION", "cuModuleLoadDataEx")
+        with pytest.raises(CompileError, match=r"newer than the driver, which is for CUDA 12\.4"):
+            device.load(PROGRAM)
+
+
 def test_what_the_rewriter_makes_runs_with_its_hidden_parameter() -> None:
     source = """
 .version 8.0

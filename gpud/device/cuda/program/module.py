@@ -390,5 +390,11 @@ def _loaded(context: Context, text: str) -> Any:
         if not said and error.status not in _REFUSALS:
             raise out_of_memory(context, error, len(image)) from error
         first = said.splitlines()[0] if said else "it says nothing more"
+        if error.status == "UNSUPPORTED_PTX_VERSION":
+            version = int(driver.call("cuDriverGetVersion"))
+            first = (
+                f"the compiler is newer than the driver, which is for CUDA {version // 1000}."
+                f"{version % 1000 // 10}: install NVRTC of that version, or a newer driver"
+            )
         raise CompileError(f"the GPU's driver refuses the program ({error.status}): {first}",
                            log=said) from error  # fmt: skip
