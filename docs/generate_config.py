@@ -16,7 +16,7 @@ _HEAD = """\
 Every setting can be given in a file, in the environment, and as a flag of `gpud serve`. Where
 several say something, the flag decides, then the variable, then the file.
 
-The file is TOML, without tables. It is the one that `--config` or `$GPUD_CONFIG` names, which must
+The file is TOML. It is the one that `--config` or `$GPUD_CONFIG` names, which must
 exist then; else `$XDG_CONFIG_HOME/gpud/gpud.toml` (by default `~/.config/gpud/gpud.toml`); else
 `/etc/gpud/gpud.toml`. Only one file is read. An empty variable is one that is not set.
 
@@ -33,6 +33,12 @@ with the line, and what is allowed; the daemon does not start then.
 """
 
 
+_TABLES = {
+    "users": "alice = { weight = 2, reserve = '50%', hold = '75%', queue = 100 }",
+    "groups": "students = { hold = '25%' }",
+}
+
+
 def config_page() -> str:
     """Return the reference page of the settings."""
     example = "\n".join(_example(setting) for setting in SETTINGS)
@@ -40,6 +46,8 @@ def config_page() -> str:
 
 
 def _example(setting: Setting) -> str:
+    if setting.key in _TABLES:
+        return f"# {setting.key}.{_TABLES[setting.key]}"
     if setting.default is None:
         value = "8 GiB" if setting.type.metavar == "SIZE" else "/path"
         return f'# {setting.key} = "{value}"'

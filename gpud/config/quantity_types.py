@@ -115,7 +115,9 @@ class _Amount(SettingType):
     def from_text(self, text: str) -> str:
         try:
             if text.strip().rstrip("%").strip() not in ("0", "0.0"):
-                share(text, capacity=100)
+                exact = share(text, capacity=100)
+                if "%" in text and exact > 100:
+                    raise ValueError(self.describe())
         except ValueError:
             raise ValueError(self.describe()) from None
         return text.strip()
@@ -126,7 +128,7 @@ class _Amount(SettingType):
         return str(super().from_toml(value))
 
     def describe(self) -> str:
-        return "a number of SMs, 0 or more, or a percentage of the device, such as '25%'"
+        return "a number of SMs, 0 or more, or a percentage of the device up to 100%, such as '25%'"
 
 
 def duration(unit: str, *, most_s: int, least_ns: int = 0) -> SettingType:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from gpud.config import quantity_types as quantities
 from gpud.config import setting_types as types
 from gpud.config.setting_types import SettingType
+from gpud.config.user_terms import UserTerms, user_table
 from gpud.wire.socket_path import default_socket_path
 
 __all__ = ["SETTINGS", "Config", "Setting"]
@@ -193,6 +194,22 @@ class Config:
     )
     max_jobs_per_user: int = _setting(
         types.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
+    )
+    users: Mapping[str, UserTerms] = _setting(
+        user_table(),
+        None,
+        "what each user may have, by name or number: the most that the online jobs may `reserve` "
+        "together on each device, that all jobs may `hold` together there, and that may `queue` "
+        "(jobs that have not ended); and the user's `weight` beside other users with offline jobs. "
+        "What is not said of a user is as for the first of the groups that the user is in and that "
+        "says it, else as for the user `*`; by default not limited, and of weight 1",
+        make=dict,
+    )
+    groups: Mapping[str, UserTerms] = _setting(
+        user_table(),
+        None,
+        "the same for each member of a group by itself, in this order; by default none",
+        make=dict,
     )
     session_host_memory: int = _setting(
         quantities.memory(1 << 20, 1 << 40),

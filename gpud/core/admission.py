@@ -17,6 +17,7 @@ from gpud.core.events import ResizeRequested
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
 from gpud.core.policy import Policy
+from gpud.core.users import UserRecord
 from gpud.errors import (
     AdmissionError,
     GpudError,
@@ -25,7 +26,7 @@ from gpud.errors import (
 )
 from gpud.units import Partitions
 
-__all__ = ["check_amounts", "check_resize", "check_submission", "size"]
+__all__ = ["check_amounts", "check_caps", "check_resize", "check_submission", "size"]
 
 _GONE = DeviceState.GONE  # a global: looking it up in its class takes ten times as long
 
@@ -55,7 +56,7 @@ def check_amounts(
 
 
 def check_submission(
-    job: JobRecord, devices: Mapping[int, DeviceRecord], policy: Policy
+    job: JobRecord, user: UserRecord, devices: Mapping[int, DeviceRecord], policy: Policy
 ) -> GpudError | None:
     """Compute the sizes of a new job; return why it is refused, or None if it is accepted."""
     device = devices.get(job.device)
@@ -72,8 +73,15 @@ def check_submission(
             "the daemon run with policy 'reservations'"
         )
     if refusal is None and device.sms is not None:
-        refusal = policy.size(job, device)
+        refusal = policy.size(job, device) or check_caps(job, user, device)
     return refusal
+
+
+def check_caps(job: JobRecord, user: UserRecord, device: DeviceRecord) -> GpudError | None:
+    """Check what a job, whose sizes are computed, needs against its user's caps."""
+    assert device.sms is not None, "sizes are computed for a device of known size"
+    need = job.least * job.slice
+    return device.account(user).refuses(need, device.index, device.sms, online=job.online)
 
 
 def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:

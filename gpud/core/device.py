@@ -33,6 +33,8 @@ from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
 from gpud.core.service import ServiceRecord
 from gpud.core.settings import Settings
+from gpud.core.user_weights import factors
+from gpud.core.users import Account, UserRecord
 from gpud.errors import DeviceLost
 from gpud.units import JobId, Partitions, job_name
 
@@ -43,6 +45,9 @@ Entry = tuple[int, int, JobRecord]
 _WAITING, _RUNNING, _PAUSED = JobState.WAITING, JobState.RUNNING, JobState.PAUSED
 _ENDING, _START = JobState.ENDING, JobInput.START
 _WORK = (_WAITING, _RUNNING, _PAUSED)
+
+_FEW_JOBS = 64  # so many are weighed anew, some 0.2 ms, at every change
+_FACTOR_STEPS = 256  # a factor that changes by less than this part is left as it is
 
 
 class JobQueue(list[Entry]):
@@ -76,6 +81,10 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         growable: jobs that could be given more, by M; within one M those with the least allocation
             relative to their weight first.
         shrinkable: jobs that capacity can be taken from, smallest allocation first.
+        accounts: what each user with jobs, or who had some, has of the device, by user.
+        has_caps: whether any of these has a cap.
+        users_sharing: how many users have offline jobs here.
+        users_changed: the factors of the users (`gpud.core.users`) may have to change.
         service: what the offline jobs received, if the policy counts it; None otherwise.
         rebalance_at_ns: when the policy is to move capacity between offline jobs; None for never.
         rebalancing: that time has been reached.
@@ -115,6 +124,10 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.waiting = JobQueue()
         self.growable: dict[int, JobQueue] = {}
         self.shrinkable = JobQueue()
+        self.accounts: dict[int, Account] = {}
+        self.has_caps = False
+        self.users_sharing = 0
+        self.users_changed = False
         self.service: ServiceRecord | None = None
         if counts_service:
             self.service = ServiceRecord(settings.rebalance_hold_ns, now_ns)
@@ -132,6 +145,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._hold_ns = settings.hold_ns if separates_online else 0
         self._separates_online = separates_online
         self._starts = 0
+        self._tag = 0  # of the last job to start of those that waited
+        self._weighed_ns = now_ns
 
     @property
     def what(self) -> str:
@@ -158,6 +173,80 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         taken = sum(one.partition for one in self.jobs.values() if one.started)
         return taken + job.partition <= self.partitions.most
 
+    # -- users
+
+    def account(self, user: UserRecord) -> Account:
+        """Return a user's account, made at the first call."""
+        account = self.accounts.get(user.number)
+        if account is None:
+            highest = max((one.factor for one in self.accounts.values()), default=1)
+            account = self.accounts[user.number] = Account(user, self.sms or 0, highest)
+            self.has_caps = self.has_caps or account.reserve is not None
+        return account
+
+    def take_tag(self, user: UserRecord) -> int:
+        """Return the tag of a user's offline job that was unblocked."""
+        return 0 if self.service is None else self.account(user).tag(self._tag)
+
+    def is_capped(self, job: JobRecord) -> bool:
+        """Whether its user's cap keeps an offline job from having more, or from its start."""
+        return job.account.is_full((1 if job.started else job.least) * job.slice)
+
+    def first_waiting(self) -> JobRecord | None:
+        """Return the first waiting job, of those which no cap keeps from their start."""
+        if not self.has_caps:
+            return self.waiting[0][2] if self.waiting else None
+        return next((entry[2] for entry in self.waiting if not self.is_capped(entry[2])), None)
+
+    def first_waiting_online(self) -> JobRecord | None:
+        """Return the first waiting online job, of those which no cap keeps from their start."""
+        if not self.has_caps:
+            return self.waiting_online[0][2] if self.waiting_online else None
+        jobs = (entry[2] for entry in self.waiting_online)
+        return next((job for job in jobs if job.account.admits(job.least * job.slice)), None)
+
+    def change_user(self, user: UserRecord) -> None:
+        """Apply what is said of a user."""
+        if user.number in self.accounts:
+            self.accounts[user.number].set_caps(user, self.sms or 0)
+            self.has_caps = any(one.reserve is not None for one in self.accounts.values())
+            self.users_changed = self.dirty = True
+
+    def weigh_users(self) -> None:
+        """Give jobs the weights that make shares fair by user first; see `gpud.core.users`.
+
+        With many jobs it is done at most once in a hold.
+        """
+        self.users_changed = False
+        if self.service is None or self.users_sharing < 2:
+            return
+        jobs = [
+            job
+            for job in self.jobs.values()
+            if not job.online and job.state is not _ENDING and not job.exhausted
+        ]
+        due_ns = self._weighed_ns + self.rebalance_hold_ns
+        if len(jobs) > _FEW_JOBS and self.now_ns < due_ns:
+            self.users_changed = True
+            if self.rebalance_at_ns is None:
+                self.rebalance_at_ns = due_ns
+            return
+        self._weighed_ns = self.now_ns
+        changed = False
+        for number, factor in factors(self.capacity, jobs).items():
+            account = self.accounts[number]
+            if abs(factor - account.factor) * _FACTOR_STEPS > account.factor:
+                account.factor = factor
+                changed = True
+        if not changed:
+            return
+        self.service.advance(self.now_ns)
+        for job in self.jobs.values():
+            weight = job.submission.weight * job.account.factor
+            if not job.online and job.weight != weight:
+                self.service.reweigh(job, weight)
+                self._update_queues(job)
+
     # -- called by policies
 
     def start(self, job: JobRecord, slices: int) -> None:
@@ -167,6 +256,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         job.step(_START, self.now_ns)
         job.started_ns = job.changed_ns = self.now_ns
         job.kept_until_ns = self.now_ns + self.turn_ns
+        self._tag = max(self._tag, job.tag)
         job.begin(slices)
         self.starting.append(job)
         if job.online and self.held_back:
@@ -189,16 +279,19 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     # -- called by the scheduler
 
-    def add(self, job: JobRecord) -> None:
+    def add(self, job: JobRecord, user: UserRecord) -> None:
         """Add a job that waits for capacity."""
         self.jobs[job.id] = job
+        job.account = account = self.account(user)
         # It has no allocation yet: this is all of `update` that is needed.
         self.dirty = True
         if not job.online:
             job.works = True
             self.working += 1
+            self._count_offline(account, 1)
         job.changed_ns = self.now_ns
         if self.service is not None and not job.online:
+            job.weight = job.submission.weight * account.factor
             self.service.advance(self.now_ns)
             self.service.join(job, self.sharing)
             if not job.whole:
@@ -210,21 +303,34 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         if self.jobs.pop(job.id, None) is None:
             return
         self.resized.pop(job.id, None)
+        self._count_gone(job)
         self.update(job)
 
     def mark_ending(self, job: JobRecord) -> None:
         """Accounts for a started job whose state has become `JobState.ENDING`."""
         self.resized.pop(job.id, None)
         job.mark_ending()
+        self.users_changed = True
         self.update(job)
 
     def requeue(self, job: JobRecord) -> None:
         """Remove a job, to be prepared again: its host was lost before it received the job."""
         del self.jobs[job.id]
         self.resized.pop(job.id, None)
+        self._count_gone(job)
         job.step(JobInput.REQUEUE, self.now_ns)
         job.reset()
         self.update(job)
+
+    def _count_gone(self, job: JobRecord) -> None:
+        if not job.online:
+            self._count_offline(job.account, -1)
+
+    def _count_offline(self, account: Account, change: int) -> None:
+        before = account.offline_jobs
+        account.offline_jobs += change
+        self.users_sharing += (account.offline_jobs > 0) - (before > 0)
+        self.users_changed = True
 
     def update(self, job: JobRecord) -> None:
         """Update sums and queues after a job has changed."""
@@ -252,14 +358,17 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             job.capsm_scaled_ns += job.alloc * (self.now_ns - job.counted_to_ns)
             job.counted_to_ns = self.now_ns
             self.allocated += change
+            job.account.allocated += change
             if job.online:
                 self.online_allocated += change
+                job.account.online += change
             if not (job.whole or (job.online and self._separates_online)):
                 self.releasable += change
             job.alloc = alloc
         if charge != job.charge:
             change = charge - job.charge
             self.charged += change
+            job.account.charged += change
             if change < 0 and job.online and self._hold_ns:
                 self.holds.append((self.now_ns + self._hold_ns, -change))
                 self.held_back -= change
@@ -309,6 +418,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.floor_sms = floor_sms
         self.floor = amount_of(floor_sms)
         self.partitions = partitions
+        for account in self.accounts.values():
+            account.set_caps(account.user, sms)
         self.dirty = True
 
     def mark_lost(self) -> None:

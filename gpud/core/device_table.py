@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from gpud.core import commands as out
 from gpud.core import events as ev
+from gpud.core.admission import check_caps
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.job_table import JobTable
@@ -69,7 +70,8 @@ class DeviceTable:
         unprepared = [job for job in jobs if job.state is JobState.PREPARING]
         # Sizes depend on S, and what fitted before may not fit now.
         for job in jobs:
-            error = self._policy.size(job, device)
+            user = self._job_table.sessions[job.session].user
+            error = self._policy.size(job, device) or check_caps(job, user, device)
             if error is not None:
                 self._job_table.finish(job, error)
         for job in sorted(unprepared, key=preparation_key):

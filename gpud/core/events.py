@@ -26,6 +26,7 @@ __all__ = [
     "SessionClosed",
     "SessionOpened",
     "TimerFired",
+    "UserChanged",
 ]
 
 
@@ -80,11 +81,35 @@ class DeviceFailed(NamedTuple):
     unstarted: tuple[JobId, ...] = ()
 
 
+class UserChanged(NamedTuple):
+    """What a user may have was said, for the first time or anew. Others have weight 1 and no caps.
+
+    Attributes:
+        user: identifies the user.
+        name: for messages.
+        weight: the user's weight when offline jobs of several users share a device.
+        reserve, hold: the most that the user's online jobs, and all its jobs, may have together on
+            each device: a number of CapSM or a percentage of the device; None for any share.
+    """
+
+    now_ns: int
+    user: int
+    name: str = ""
+    weight: int = 1
+    reserve: str | None = None
+    hold: str | None = None
+
+
 class SessionOpened(NamedTuple):
-    """A client has connected."""
+    """A client has connected.
+
+    Attributes:
+        user: whose it is.
+    """
 
     now_ns: int
     session: SessionId
+    user: int = 0
 
 
 class SessionClosed(NamedTuple):
@@ -217,6 +242,7 @@ class DrainRequested(NamedTuple):
 Event = (
     DeviceReady
     | DeviceFailed
+    | UserChanged
     | SessionOpened
     | SessionClosed
     | JobSubmitted

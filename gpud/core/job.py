@@ -9,6 +9,7 @@ from typing import Any
 from gpud.core.capacity import Amount, counted_occupancy, slice_of, to_fraction
 from gpud.core.events import JobSubmitted, LaunchShape
 from gpud.core.lifecycles import JOBS, JobInput, JobState, Lifecycle
+from gpud.core.users import NO_ACCOUNT, Account
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
 
@@ -55,7 +56,10 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         reservation, quota: as submitted or as last resized; both None for the whole device.
         online: it has a reservation.
         exclusive: its reservation is in whole SMs, dedicated to it from its start to its end.
-        weight: an offline job's weight when capacity is shared.
+        account: its user's on its device; `NO_ACCOUNT` before it is there.
+        tag: orders offline jobs that wait, before their ``order``: see `gpud.core.users`.
+        weight: an offline job's weight when capacity is shared: that of its submission by its
+            user's factor.
         occupancy: M as counted by `gpud.core.capacity`; `slice` is the amount of 1/M CapSM.
         whole: one of its launches cannot be resized, so the job cannot.
         use: the most slices that its largest launch can fill, regardless of device and quota.
@@ -80,6 +84,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     """
 
     __slots__ = (
+        "account",
         "after_left",
         "alloc",
         "capsm_scaled_ns",
@@ -125,6 +130,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "stream_next",
         "stream_prev",
         "submission",
+        "tag",
         "use",
         "weight",
         "whole",
@@ -143,6 +149,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.online = event.reservation is not None
         self.exclusive = event.exclusive
         self.weight = event.weight
+        self.account: Account = NO_ACCOUNT
+        self.tag = 0
         self.deadline_ns = event.deadline_ns
         self.occupancy, self.slice, self.whole, self.use = _launch_sizes(event.launches)
         self.is_sequence = len(event.launches) > 1
@@ -161,7 +169,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.alloc = 0
         self.charge = 0
         self.pending_release = 0
-        self.works = False  # counted in `DeviceRecord.working`
+        self.works = False  # offline and not ending; counted in `DeviceRecord.working`
         self.entries: list[Any] = []  # its entries in the device record's queues
         # Preparation of its device.
         self.prepared_generation: int | None = None

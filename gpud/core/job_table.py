@@ -23,6 +23,7 @@ from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobInput, JobState, SessionInput, SessionState
 from gpud.core.session import SessionRecord
 from gpud.core.timers import Timer, Timers
+from gpud.core.users import UserRecord
 from gpud.errors import GpudError, InternalError, JobCancelled
 from gpud.units import JobId, SessionId
 
@@ -45,6 +46,7 @@ class JobTable:
     Attributes:
         jobs: those that have not ended, by id.
         sessions: those that are not closed, by id.
+        users: those of whom something was said, or who have had a session, by number.
         finished: the jobs that the present event has finished.
         out: the commands that the present event has caused.
         now_ns: time of the present event.
@@ -53,6 +55,7 @@ class JobTable:
     def __init__(self, devices: Mapping[int, DeviceRecord], timers: Timers, grace_ns: int) -> None:
         self.jobs: dict[JobId, JobRecord] = {}
         self.sessions: dict[SessionId, SessionRecord] = {}
+        self.users: dict[int, UserRecord] = {}
         self.finished: dict[JobId, JobRecord] = {}
         self.out: list[out.Command] = []
         self.now_ns = 0
@@ -89,6 +92,8 @@ class JobTable:
         self._turns += 1
         job.order = self._turns
         device = self._devices[job.device]
+        if not job.online:
+            job.tag = device.take_tag(self.sessions[job.session].user)
         if job.prepared_generation == device.host_generation:
             self.ready(job, device)
             return
@@ -105,7 +110,7 @@ class JobTable:
         """Queues an unblocked job on its device, which is prepared, to wait for capacity."""
         job.step(_BECOMES_READY, self.now_ns)
         device.now_ns = self.now_ns
-        device.add(job)
+        device.add(job, self.sessions[job.session].user)
 
     # -- ending
 
@@ -160,11 +165,21 @@ class JobTable:
 
     # -- sessions
 
-    def open_session(self, session: SessionId) -> None:
+    def open_session(self, session: SessionId, user: int) -> None:
         """Add the session of a client that has connected."""
         if session in self.sessions:
             raise InternalError(f"session {session} was opened twice", stage="scheduler")
-        self.sessions[session] = SessionRecord(session, self.now_ns)
+        record = self.users.get(user) or self.users.setdefault(user, UserRecord(user))
+        self.sessions[session] = SessionRecord(session, record, self.now_ns)
+
+    def change_user(self, user: UserRecord) -> None:
+        """Apply what is said of a user, also to the jobs that it has."""
+        self.users[user.number] = user
+        for session in self.sessions.values():
+            if session.user.number == user.number:
+                session.user = user
+        for device in self._devices.values():
+            device.change_user(user)
 
     def close_session(self, session: SessionId) -> None:
         """End the jobs of a disconnected client; its session closes when the last has ended."""

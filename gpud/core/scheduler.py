@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping
 
 from gpud.core import commands as out
 from gpud.core import events as ev
-from gpud.core.admission import check_resize, check_submission
+from gpud.core.admission import check_caps, check_resize, check_submission
 from gpud.core.device import DeviceRecord
 from gpud.core.device_table import DeviceTable
 from gpud.core.job import JobRecord
@@ -46,6 +46,7 @@ from gpud.core.policies import POLICIES
 from gpud.core.policy import Policy
 from gpud.core.settings import Settings
 from gpud.core.timers import Due, Timer, Timers
+from gpud.core.users import UserRecord
 from gpud.core.validate import validate
 from gpud.errors import (
     Draining,
@@ -103,7 +104,8 @@ class Scheduler:
         self._handlers: Mapping[type, Callable[..., None]] = {
             ev.DeviceReady: self._device_table.ready,
             ev.DeviceFailed: self._device_table.failed,
-            ev.SessionOpened: lambda event: self.job_table.open_session(event.session),
+            ev.UserChanged: self._user_changed,
+            ev.SessionOpened: lambda event: self.job_table.open_session(event.session, event.user),
             ev.SessionClosed: lambda event: self.job_table.close_session(event.session),
             ev.JobSubmitted: self._job_submitted,
             ev.JobPrepared: self._job_prepared,
@@ -172,7 +174,7 @@ class Scheduler:
                 "the daemon is shutting down and accepts no jobs; submit it again later"
             )
         else:
-            refusal = check_submission(job, self.devices, self.policy)
+            refusal = check_submission(job, session.user, self.devices, self.policy)
         if refusal is not None:
             self.job_table.refuse(job, refusal)
             return
@@ -180,6 +182,11 @@ class Scheduler:
         if event.prepared and device.state is not _STARTING:
             job.prepared_generation = device.host_generation
         self.job_table.add(job, session, event.after)
+
+    def _user_changed(self, event: ev.UserChanged) -> None:
+        self.job_table.change_user(
+            UserRecord(event.user, event.name, event.weight, event.reserve, event.hold)
+        )
 
     def _job_prepared(self, event: ev.JobPrepared) -> None:
         job = self.jobs.get(event.job)
@@ -212,8 +219,11 @@ class Scheduler:
         job.reservation, job.quota = event.reservation, event.quota
         if device.sms is not None:
             error = self.policy.size(job, device)
+            if error is None:
+                error = check_caps(job, self.sessions[job.session].user, device)
             if error is None and job.started:
                 error = self.policy.resize(device, job)
+            device.users_changed = True
         if error is not None:
             job.reservation, job.quota, job.least, job.most, job.quota_slices = before
         device.dirty = True
@@ -233,6 +243,7 @@ class Scheduler:
         if job.blocks_left(event.epoch, event.held, exhausted=event.exhausted):
             device = self.devices[job.device]
             device.now_ns = self.now_ns
+            device.users_changed = device.users_changed or event.exhausted
             device.update(job)
 
     def _job_ended(self, event: ev.JobEnded) -> None:
@@ -262,6 +273,8 @@ class Scheduler:
             device.resized.clear()
             return
         planned_ns = device.rebalance_at_ns
+        if device.users_changed:
+            device.weigh_users()
         self.policy.rebalance(device)
         device.dirty = False  # set by the policy's own changes
         if device.rebalance_at_ns is not None and device.rebalance_at_ns != planned_ns:

@@ -138,6 +138,19 @@ class ServiceRecord:
         part = LIMIT_HOLDS * capacity * job.weight // weight
         return self.hold_ns * (part + _LIMIT_SLICES * HORIZON_HOLDS * job.slice)
 
+    def reweigh(self, job: JobRecord, weight: int) -> None:
+        """Change a job's weight; its surplus, and virtual time, stay as they are."""
+        if not self.weight:
+            has = job.served_at(self.at_ns)
+            job.service_base += has * weight // job.weight - has
+        else:
+            change = (weight - job.weight) * self.served // self.weight
+            job.service_base += change
+            if job.hunger is not None:
+                self.served += change
+                self.weight += weight - job.weight
+        job.weight = weight
+
     def recount(self, job: JobRecord, hungry: bool, capacity: int, now_ns: int) -> None:
         """Count a job that has changed, and compute its lead anew."""
         if now_ns != self.at_ns:

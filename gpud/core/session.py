@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import SESSIONS, Lifecycle, SessionInput, SessionState
+from gpud.core.users import UserRecord
 from gpud.units import JobId, SessionId
 
 __all__ = ["SessionRecord"]
@@ -13,12 +14,14 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
     """A client's session.
 
     Attributes:
+        user: whose it is.
         jobs: those that have not ended, by id, in the order of submission.
     """
 
-    def __init__(self, session: SessionId, now_ns: int) -> None:
+    def __init__(self, session: SessionId, user: UserRecord, now_ns: int) -> None:
         super().__init__(SESSIONS, SessionState.OPEN, now_ns)
         self.session = session
+        self.user = user
         self.jobs: dict[JobId, JobRecord] = {}
         self._last: dict[int, JobRecord] = {}  # the tail of each stream
 

@@ -28,8 +28,11 @@ _LEVEL_BITS = 20  # fractional bits that a level keeps in its division by a weig
 
 
 def start_key(job: JobRecord) -> tuple[int, int]:
-    """Arrival: when a job was unblocked, which is at submission if it follows no other job."""
-    return (0, job.order)
+    """Users in turn, then arrival: when a job was unblocked, at its submission if it follows none.
+
+    Where users take no turns, all tags are 0.
+    """
+    return (job.tag, job.order)
 
 
 def deadline_key(job: JobRecord) -> tuple[int, int]:

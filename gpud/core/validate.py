@@ -1,10 +1,10 @@
 """Checks every invariant of a scheduler's state from scratch, in tests and under ``debug``.
 
 Properties checked, as named in `gpud.core.scheduler`: capacity, quota, reservation, partitions,
-prepared; and of the bookkeeping: sums, filed (see `gpud.core.device`), service
-(`counted` in `gpud.core.service`), sessions (each unfinished
-job is in exactly one session). Properties of a history rather than of one state (once, awake,
-equal_logs) are checked by the tests, against a model of a device.
+prepared; and of the bookkeeping: sums (of devices and of users), filed (see `gpud.core.device`),
+service (`counted` in `gpud.core.service`), sessions (each unfinished job is in exactly one
+session). Properties of a history rather than of one state (once, awake, equal_logs) are checked by
+the tests, against a model of a device.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
     for name, total in sums.items():
         if getattr(device, name) != total:
             yield f"sums: {device.what} counts {name} as {getattr(device, name)}, it is {total}"
+    yield from _accounts(device, jobs)
     if device.service is not None:
         yield from _service(device, jobs)
     own = [job.partition for job in jobs if job.started and job.exclusive]
@@ -97,6 +98,23 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
     ):
         yield f"partitions: {device.what} sets {own} SMs apart, and can {device.partitions}"
     yield from _filed(device, jobs)
+
+
+def _accounts(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
+    for account in device.accounts.values():
+        own = [job for job in jobs if job.account is account]
+        sums = {
+            "allocated": sum(job.alloc for job in own),
+            "online": sum(job.alloc for job in own if job.online),
+            "charged": sum(job.charge for job in own),
+            "offline_jobs": sum(not job.online for job in own),
+        }
+        for name, total in sums.items():
+            if getattr(account, name) != total:
+                has = getattr(account, name)
+                yield f"sums: user {account.user.name} has {name} {has}, it is {total}"
+    if device.users_sharing != sum(one.offline_jobs > 0 for one in device.accounts.values()):
+        yield f"sums: {device.what} counts {device.users_sharing} users with offline jobs"
 
 
 def _service(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:

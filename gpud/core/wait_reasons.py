@@ -27,7 +27,23 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
     if job.state is JobState.PREPARING:
         return f"what it needs is on its way to device {device.name}"
     needed = to_fraction(job.least * job.slice)
+    capped = _capped_reason(job)
+    if capped is not None:
+        return capped
     ahead = [entry[2] for queue in (device.waiting_online, device.waiting) for entry in queue[:1]]
     if job not in ahead:
         return f"needs {needed} SMs, and other jobs wait in front of it"
     return f"needs {needed} SMs, which are not free"
+
+
+def _capped_reason(job: JobRecord) -> str | None:
+    """Return which cap of its user keeps a waiting job from its start."""
+    account, need = job.account, job.least * job.slice
+    name = account.user.name
+    if job.online and account.reserve is not None and not account.admits(need):
+        most, has = to_fraction(account.reserve), to_fraction(account.online)
+        return f"user {name} may reserve {most} SMs, and has reserved {has}"
+    if not job.online and account.hold is not None and account.is_full(need):
+        most, has = to_fraction(account.hold), to_fraction(account.charged)
+        return f"user {name} may hold {most} SMs, and has {has}"
+    return None

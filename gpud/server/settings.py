@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _AUTO = "auto"
+_WITHOUT_CAPS = ("fifo", "equal")
 _GPU = "cuda:0"
 _LLVM = "llvmlite"
 _COMPILE_MARGIN_S = 10.0
@@ -34,8 +35,15 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
     """Return the scheduler's settings.
 
     Raises:
-        InvalidArgument: a value is out of range.
+        InvalidArgument: a value is out of range, or the policy does not keep what users may have.
     """
+    terms = [*config.users.values(), *config.groups.values()]
+    if config.policy in _WITHOUT_CAPS and any(one.reserve or one.hold for one in terms):
+        raise InvalidArgument(
+            f"the policy {config.policy!r} does not keep what users may reserve and hold "
+            f"({config.origin('users')}); use policy 'reservations' or 'arrival', or take reserve "
+            "and hold out of users and groups"
+        )
     return Settings(
         policy=config.policy,
         offline_floor=config.offline_floor,

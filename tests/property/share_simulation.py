@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -26,7 +26,7 @@ from gpud.core.events import LaunchShape
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.units import JobId, SessionId
 
-SHARE_CHECKS = ("shares", "bounded", "patient", "idle")
+SHARE_CHECKS = ("shares", "bounded", "patient", "idle", "capped")
 """Names of the properties, as an `Unfair` carries them."""
 
 MS = 1_000_000
@@ -55,6 +55,7 @@ class SimulatedJob:
     reservation: Fraction | None
     began_ns: int
     occupancy: int = 1
+    user: int = 0
     wanted: int = 0
     held: int = 0
     epoch: int = 0
@@ -90,11 +91,17 @@ class ShareWorld:
         sms: S.
         block_ns: duration of an offline task block.
         seed: of all that is random.
+        users: the weights of users 1, 2, ..., and what each may hold, in SMs, if not all.
         scheduler: what is tested; by default one with the default settings.
     """
 
     def __init__(
-        self, sms: int, block_ns: int = 2 * MS, seed: int = 0, scheduler: Scheduler | None = None
+        self,
+        sms: int,
+        block_ns: int = 2 * MS,
+        seed: int = 0,
+        scheduler: Scheduler | None = None,
+        users: Sequence[tuple[int, int | None]] = (),
     ) -> None:
         self.sms = sms
         self.block_ns = block_ns
@@ -104,6 +111,8 @@ class ShareWorld:
         self.now_ns = 0
         self.jobs: dict[JobId, SimulatedJob] = {}
         self.changes: list[tuple[int, JobId, Fraction]] = []  # (time, job, CapSM held)
+        self.user_weights = {0: 1}
+        self.holds: dict[int, int] = {}
         self._left = Fraction(sms)  # what online jobs leave
         self._due: list[tuple[int, int, Any]] = []
         self._count = 0
@@ -111,14 +120,21 @@ class ShareWorld:
         self._timer_ns: int | None = None
         self._send(ev.DeviceReady(0, 0, sms))
         self._send(ev.SessionOpened(0, _SESSION))
+        for user, (weight, hold) in enumerate(users, 1):
+            self.user_weights[user] = weight
+            if hold is not None:
+                self.holds[user] = hold
+            held = None if hold is None else str(hold)
+            self._send(ev.UserChanged(0, user, f"u{user}", weight, None, held))
+            self._send(ev.SessionOpened(0, SessionId(1 + user), user))
         self._at(SECOND, self._second)
 
     # -- what users do
 
-    def offline(self, *, m: int = 1, weight: int = 1, quota: object = None) -> JobId:
+    def offline(self, *, m: int = 1, weight: int = 1, quota: object = None, user: int = 0) -> JobId:
         """Submit a job that never ends."""
         share = None if quota is None else Fraction(str(quota))
-        return self._submit(m, weight, share, None)
+        return self._submit(m, weight, share, None, user=user)
 
     def online(self, reservation: object, run_ns: int, *, m: int = 1) -> JobId:
         """Submit a job that runs for ``run_ns``."""
@@ -181,16 +197,17 @@ class ShareWorld:
         quota: Fraction | None,
         reservation: Fraction | None,
         run_ns: int = 0,
+        user: int = 0,
     ) -> JobId:
         number = len(self.jobs) + 1
         job = JobId(number)
-        record = SimulatedJob(number, weight, quota, reservation, self.now_ns, m)
+        record = SimulatedJob(number, weight, quota, reservation, self.now_ns, m, user)
         record.at_ns = self.now_ns
         self.jobs[job] = record
         self._run_ns = run_ns
         self._send(
             ev.JobSubmitted(
-                self.now_ns, job, _SESSION, 0, (LaunchShape(m, _ENDLESS),),
+                self.now_ns, job, SessionId(1 + user), 0, (LaunchShape(m, _ENDLESS),),
                 reservation, quota, number, weight=weight,
             )
         )  # fmt: skip
@@ -324,12 +341,25 @@ class Checker:
         if any(record.held != record.wanted for record in jobs):
             return
         free = self.world.sms - sum(Fraction(one.wanted, one.occupancy) for one in jobs)
+        rooms = self._rooms(jobs)
         for one in jobs:
-            if one.reservation is None and Fraction(1, one.occupancy) <= free:
+            slice_ = Fraction(1, one.occupancy)
+            if one.reservation is None and slice_ <= min(free, rooms.get(one.user, free)):
                 every = Fraction(self.world.sms)
                 most = every if one.quota is None else min(Fraction(one.quota), every)
                 if Fraction(one.wanted + 1, one.occupancy) <= most:
                     raise Unfair("idle", f"{free} SMs are free, and job {one.number} could grow")
+
+    def _rooms(self, jobs: list[SimulatedJob]) -> dict[int, Fraction]:
+        """Return what each user with a cap may have more; check that nobody has too much."""
+        rooms = {}
+        for user, hold in self.world.holds.items():
+            held = [Fraction(one.held, one.occupancy) for one in jobs if one.user == user]
+            has = sum(held, Fraction(0))
+            if has > hold:
+                raise Unfair("capped", f"user {user} has {has} SMs, and may hold {hold}")
+            rooms[user] = hold - has
+        return rooms
 
     def windows(self, seconds: int = 60, percent: int = 5) -> Fraction:
         """Check the service of every minute in which the same offline jobs were there.
@@ -345,7 +375,7 @@ class Checker:
                 continue
             served = [_between(one.seconds, one, start, seconds) for one in there]
             most = [_between(one.coulds, one, start, seconds) for one in there]
-            dues = due_of([one.weight for one in there], served, most)
+            dues = self._dues(there, served, most, seconds)
             for one, has, due in zip(there, served, dues, strict=True):
                 off = abs(has - due) / due
                 worst = max(worst, off)
@@ -356,6 +386,35 @@ class Checker:
                         f"{float(has):.2f} CapSM s in {seconds} s, and is due {float(due):.2f}",
                     )
         return worst
+
+    def _dues(
+        self,
+        there: list[SimulatedJob],
+        served: list[Fraction],
+        most: list[Fraction],
+        seconds: int,
+    ) -> list[Fraction]:
+        """Return what jobs were due, of what they were served together: by user, then by job."""
+        world = self.world
+        users = sorted({one.user for one in there})
+        rows = {user: [at for at, one in enumerate(there) if one.user == user] for user in users}
+        demands = []
+        for user in users:
+            demand = sum((most[at] for at in rows[user]), Fraction(0))
+            demands.append(min(demand, Fraction(world.holds.get(user, world.sms) * seconds)))
+        total = [sum((served[at] for at in rows[user]), Fraction(0)) for user in users]
+        dues = [Fraction(0)] * len(there)
+        parts = due_of([world.user_weights[user] for user in users], total, demands)
+        for user, part in zip(users, parts, strict=True):
+            own = rows[user]
+            fraction = [part / len(own)] * len(own)
+            for at, due in zip(
+                own,
+                due_of([there[at].weight for at in own], fraction, [most[at] for at in own]),
+                strict=True,
+            ):
+                dues[at] = due
+        return dues
 
 
 def _between(sums: list[Fraction], job: SimulatedJob, start: int, seconds: int) -> Fraction:

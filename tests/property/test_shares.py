@@ -142,6 +142,99 @@ def test_shares(jobs: list[Any], online: Any, sms: int, seed: int) -> None:
     world.checker.windows()
 
 
+# -- users -----------------------------------------------------------------------------------------
+
+
+def ten_and_one(world: ShareWorld, seconds: int = 65) -> ShareWorld:
+    """A user has ten jobs when another comes with one; there are requests now and then."""
+    for _ in range(10):
+        world.offline(m=4, user=1)
+    world.run(2 * SECOND)
+    world.offline(m=4, user=2)
+    world.bursts(1, 20 * MS, 200 * MS)
+    world.run(world.now_ns + seconds * SECOND)
+    return world
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3)])
+def test_by_user(weights: tuple[int, int]) -> None:
+    world = ten_and_one(ShareWorld(4, users=[(weight, None) for weight in weights]))
+    world.checker.windows()
+    jobs = [one for one in world.jobs.values() if one.reservation is None]
+    served = [one.seconds[-1] - one.seconds[-61] for one in jobs]
+    assert served[10] / sum(served[:10]) == pytest.approx(weights[1] / weights[0], rel=0.05)
+
+
+def test_by_job() -> None:
+    world = ShareWorld(6, users=[(1, None), (2, None)])
+    for user, weight in ((1, 1), (1, 3), (2, 1), (2, 1)):
+        world.offline(m=8, weight=weight, user=user)
+    world.run(MINUTE + 5 * SECOND)
+    world.checker.windows()
+    shares = [world.share(job) for job in world.jobs]
+    assert [float(one) for one in shares] == pytest.approx([0.5, 1.5, 2, 2], abs=0.26)
+
+
+def test_what_a_user_cannot_use_is_the_others() -> None:
+    world = ShareWorld(8, users=[(1, None), (1, None)])
+    for user, quota in ((1, "1/2"), (1, None), (2, None)):
+        world.offline(m=4, quota=quota, user=user)
+    world.run(MINUTE + 5 * SECOND)
+    world.checker.windows()
+    assert [float(world.share(job)) for job in world.jobs] == [0.5, 3.5, 4]
+
+
+def test_capped() -> None:
+    world = ShareWorld(8, users=[(1, 2), (1, None)])
+    for _ in range(3):
+        world.offline(m=2, user=1)
+    world.run(SECOND)
+    assert sum(world.share(job) for job in world.jobs) == 2, "though the rest is free"
+    world.offline(m=2, user=2)
+    world.bursts(2, 50 * MS, 300 * MS)
+    world.run(MINUTE + 5 * SECOND)
+    world.checker.windows()
+
+
+def test_in_turn() -> None:
+    """Who has one job in the queue is not behind the thousand of another."""
+    world = ShareWorld(2, users=[(1, None), (1, None)])
+    for _ in range(200):
+        world.offline(quota=1, user=1)
+    one = world.offline(quota=1, user=2)
+    world.run(SECOND // 2)
+    assert world.jobs[one].capsm_s > 0
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    jobs=st.lists(
+        st.tuples(st.sampled_from((2, 4, 8)), st.sampled_from((1, 1, 3)), st.integers(1, 3)),
+        min_size=2,
+        max_size=7,
+    ),
+    users=st.lists(
+        st.tuples(st.sampled_from((1, 1, 2, 5)), st.sampled_from((None, None, 2, 3))),
+        min_size=3,
+        max_size=3,
+    ),
+    burst=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_shares_of_users(jobs: list[Any], users: list[Any], burst: bool, seed: int) -> None:
+    if burst:  # parts are exact on the whole device: beside bursts a cap may come to more or less
+        users = [(weight, None) for weight, _ in users]
+    world = ShareWorld(6, seed=seed, users=users)
+    draw = random.Random(seed)
+    for m, weight, user in jobs:
+        world.offline(m=m, weight=weight, user=user)
+        world.run(world.now_ns + draw.choice((0, 50 * MS, SECOND)))
+    if burst:
+        world.bursts(1, 15 * MS, 200 * MS, m=8)
+    world.run(world.now_ns + MINUTE + 3 * SECOND)
+    world.checker.windows()
+
+
 def test_due_of() -> None:
     """What the checker expects is weighted max-min: nobody can have more by weight at no cost."""
     seconds = [Fraction(n) for n in (60, 30, 30)]
@@ -260,8 +353,34 @@ def test_a_planted_fault_is_caught(name: str, expected: str) -> None:
     assert caught.value.name == expected
 
 
+def no_factors(capacity: int, jobs: Any) -> dict[int, int]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("what", "put", "expected"),
+    [
+        ("gpud.core.device.factors", no_factors, "shares"),
+        ("gpud.core.policies.arrival._groups", lambda candidates: (), "capped"),
+        ("gpud.core.users.Account.is_full", lambda self, need: need < 0, "capped"),
+        ("gpud.core.users.Account.is_full", lambda self, need: True, "idle"),
+    ],
+)
+def test_a_planted_fault_of_users_is_caught(
+    what: str, put: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if expected == "capped":
+        monkeypatch.setattr(Arrival, "keep_caps", lambda self, device: None)
+        monkeypatch.setattr("gpud.core.policies.arrival._groups", lambda candidates: ())
+    monkeypatch.setattr(what, put)
+    hold = None if expected == "shares" else 2
+    with pytest.raises(Unfair) as caught:
+        ten_and_one(ShareWorld(4, users=[(1, hold), (1, None)])).checker.windows()
+    assert caught.value.name == expected
+
+
 def test_every_property_has_a_planted_fault() -> None:
-    assert set(SHARE_CHECKS) == {"shares", "patient", "bounded", "idle"}
+    assert set(SHARE_CHECKS) == {"shares", "patient", "bounded", "idle", "capped"}
 
 
 def test_equal_events_give_equal_shares() -> None:

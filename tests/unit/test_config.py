@@ -166,6 +166,13 @@ def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("offline_floor", "-1"),
         ("offline_floor", "some"),
         ("offline_floor", "1/0"),
+        ("offline_floor", "200%"),
+        ("offline_floor", "100.1%"),
+        ("users", "alice"),
+        ("users", "alice = {wieght = 1}"),
+        ("users", "alice = {weight = 0}"),
+        ("users", "alice = {hold = '150%'}"),
+        ("groups", "students = 3"),
         ("max_connections", "0"),
         ("max_connections", "1_000"),
         ("max_connections", "ten"),
@@ -212,6 +219,7 @@ def test_values_that_are_refused(key: str, text: str) -> None:
         ("offline_floor = nan", "a number of SMs"),
         ("socket = 1979-05-27", "a path"),
         ("[policy]\na = 1", "a scheduling policy"),
+        ("[users.alice]\nqueue = -1", "queue of alice must be a whole number"),
     ],
 )
 def test_toml_that_is_refused(line: str, message: str, file: Path) -> None:

@@ -41,7 +41,7 @@ from gpud.core.capacity import to_fraction
 from gpud.core.device import DeviceRecord, JobQueue
 from gpud.core.job import JobRecord
 from gpud.core.policies import victims
-from gpud.core.policies.fair_share import Candidate, fill
+from gpud.core.policies.fair_share import Candidate, fill_within
 from gpud.core.policies.resizing import Resizing
 from gpud.core.sort_keys import level_key
 from gpud.errors import AdmissionError, GpudError
@@ -64,6 +64,8 @@ class Arrival(Resizing):
             device.resize(job, job.most)
         elif not job.online or job.exhausted:
             device.update(job)  # an offline job grows in the next `rebalance`
+        elif not job.account.admits(more * job.slice):
+            return _cap_refusal(device, job)
         elif more == 0 or self.make_room(device, more * job.slice):
             device.resize(job, job.most)
         else:
@@ -72,14 +74,28 @@ class Arrival(Resizing):
 
     def rebalance(self, device: DeviceRecord) -> None:
         """As `gpud.core.policy.Policy.rebalance`."""
-        waiting = device.waiting_online
-        while waiting:
-            job = waiting[0][2]
-            if not device.can_partition(job) or not self.make_room(device, job.least * job.slice):
+        if device.has_caps:
+            self.keep_caps(device)
+        while (job := device.first_waiting_online()) is not None:
+            need = job.least * job.slice
+            if not device.can_partition(job) or not self.make_room(device, need):
                 break
             device.start(job, job.least)
+            if device.has_caps:
+                self.keep_caps(device)
         while self.distribute(device):
             pass
+
+    def keep_caps(self, device: DeviceRecord) -> None:
+        """Shrink offline jobs of users who have more than they may hold together."""
+        for account in device.accounts.values():
+            if account.hold is None or account.allocated <= account.hold:
+                continue
+            own = [entry for entry in device.shrinkable if entry[2].account is account]
+            over = min(account.allocated - account.hold, sum(entry[0] for entry in own))
+            chosen = victims.choose_by_size(own, over, sum(entry[0] for entry in own))
+            for job, slices in chosen or ():
+                device.resize(job, slices)
 
     # -- online
 
@@ -111,7 +127,8 @@ class Arrival(Resizing):
     def distribute(self, device: DeviceRecord) -> bool:
         """Shares free capacity among offline jobs; whether another round could give more."""
         waiting = device.waiting
-        if waiting and waiting[0][2].whole:
+        first = device.first_waiting()
+        if first is not None and first.whole:
             self._start_whole(device)
         free = device.physically_free
         if free <= 0:
@@ -122,13 +139,19 @@ class Arrival(Resizing):
         candidates = _waiting(device, free)
         behind = len(candidates) < len(waiting)
         for queue in growable:
-            candidates += self.first(queue, free // queue[0][2].slice)
-        if len(candidates) == 1:
+            if device.has_caps:
+                candidates += [entry[2] for entry in queue if not device.is_capped(entry[2])]
+            else:
+                candidates += self.first(queue, free // queue[0][2].slice)
+        if device.has_caps:
+            candidates = _without_kept(device, candidates)
+        if len(candidates) == 1 and not device.has_caps:
             only = candidates[0]
             _grow_or_start(device, only, min(_room(only), free // only.slice))
         elif candidates:
             rows = self.rank(device, candidates)
-            for job, slices in zip(candidates, fill(free, rows), strict=True):
+            groups = _groups(candidates) if device.has_caps else ()
+            for job, slices in zip(candidates, fill_within(free, rows, groups), strict=True):
                 _grow_or_start(device, job, slices)
         return behind and bool(candidates) and device.physically_free > 0
 
@@ -145,9 +168,9 @@ class Arrival(Resizing):
         ]
 
     def _start_whole(self, device: DeviceRecord) -> None:
-        waiting = device.waiting
-        while waiting and waiting[0][2].whole and not device.waiting_online:
-            job = waiting[0][2]
+        while (job := device.first_waiting()) is not None:
+            if not job.whole or device.first_waiting_online() is not None:
+                return
             if job.least * job.slice > device.physically_free:
                 return
             device.start(job, job.least)
@@ -155,17 +178,55 @@ class Arrival(Resizing):
     def is_kept(self, device: DeviceRecord, free: int) -> bool:
         """Whether free capacity is kept for the offline job that has waited longest without any."""
         first: JobRecord | None = None
-        if device.waiting and not (device.waiting[0][2].whole and device.waiting_online):
-            first = device.waiting[0][2]
+        waits = device.first_waiting()
+        if waits is not None and not (waits.whole and device.first_waiting_online() is not None):
+            first = waits
         for queue in device.growable.values():
             if queue and not queue[0][2].slices:
                 paused = queue[0][2]
+                if device.has_caps and device.is_capped(paused):
+                    continue
                 if first is None or paused.order < first.order:
                     first = paused
         if first is None:
             return False
         needed = (1 if first.started else first.least) * first.slice
         return free < needed <= free + device.pending_release
+
+
+def _without_kept(device: DeviceRecord, candidates: list[JobRecord]) -> list[JobRecord]:
+    """Leave out jobs for whose user's other job the room under a cap is kept, as by rule 4."""
+    heads: dict[int, JobRecord] = {}
+    if device.reserved_for is not None:
+        taker, slices = device.reserved_for
+        if taker.slices < min(slices, taker.most):
+            heads[taker.account.user.number] = taker
+    paused = (queue[0][2] for queue in device.growable.values() if queue)
+    waiting = (entry[2] for entry in device.waiting)
+    for job in (*paused, *waiting):
+        if not job.slices:
+            heads.setdefault(job.account.user.number, job)
+    kept = set()
+    for number, job in heads.items():
+        account = job.account
+        if account.hold is None:
+            continue
+        room = account.hold - account.charged
+        need = (1 if job.started else job.least) * job.slice
+        if room < need <= room + account.charged - account.allocated:
+            kept.add(number)
+    return [job for job in candidates if job.account.user.number not in kept]
+
+
+def _groups(candidates: list[JobRecord]) -> list[tuple[list[int], int]]:
+    """Return the candidates of each user with a cap, and what they may get together."""
+    groups: dict[int, tuple[list[int], int]] = {}
+    for index, job in enumerate(candidates):
+        account = job.account
+        if account.hold is not None:
+            group = groups.setdefault(account.user.number, ([], account.hold - account.charged))
+            group[0].append(index)
+    return list(groups.values())
 
 
 def _room(job: JobRecord) -> int:
@@ -184,6 +245,8 @@ def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
     """Return the first waiting jobs, up to one of which no slice fits or that is in form whole."""
     first = []
     for _, _, job in device.waiting:
+        if device.has_caps and device.is_capped(job):
+            continue
         free -= job.slice
         if free < 0 or job.whole:
             break
@@ -204,6 +267,20 @@ def _online_room(device: DeviceRecord) -> int:
     floor = device.floor if device.working else 0
     reservable = device.capacity - floor - device.online_allocated
     return min(reservable, device.free + _releasable(device))
+
+
+def _cap_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
+    account = job.account
+    assert account.reserve is not None, "a cap has refused"
+    most = to_fraction(account.reserve - account.online + job.alloc)
+    return AdmissionError(
+        f"job {job.name} has {job.allocation} SMs, and with a reservation of {job.reservation} the "
+        f"online jobs of user {account.user.name} would have more than the "
+        f"{to_fraction(account.reserve)} SMs of device {device.index} that they may reserve "
+        f"together; ask for at most {most}, or wait until another of them has ended",
+        requested=job.reservation,
+        capacity=most,
+    )
 
 
 def _growth_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:

@@ -16,6 +16,7 @@ Properties:
     exhaustive: afterwards no slice of a job with room left would fit;
     least_first: the result is that of giving one slice at a time to the job with the lowest level
         of those of which a slice fits;
+    capped: `fill_within` gives no group more than its cap, and others what it cannot have;
     steady: equal input gives equal output, ties in the order given.
 """
 
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 from gpud.core.sort_keys import level
 
-__all__ = ["Candidate", "fill"]
+__all__ = ["Candidate", "fill", "fill_within"]
 
 
 class Candidate(NamedTuple):
@@ -79,6 +80,42 @@ def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
         if grants[index] < room and piece <= free:
             heappush(heap, (level(has + grants[index] * piece, weight), index))
     return grants
+
+
+def fill_within(
+    free: int, candidates: Sequence[Candidate], groups: Sequence[tuple[Sequence[int], int]]
+) -> list[int]:
+    """Fill as `fill`, with caps on what groups of candidates get together.
+
+    Args:
+        free: as for `fill`.
+        candidates: as for `fill`.
+        groups: the indices of each group's candidates, and the most that they get. A candidate is
+            in one group at most.
+    """
+    if not groups:
+        return fill(free, candidates)
+    rooms = [candidate.room for candidate in candidates]
+    open_ = list(groups)
+    while True:
+        able = [index for index, room in enumerate(rooms) if room]
+        grants = [0] * len(candidates)
+        within = fill(free, [candidates[index]._replace(room=rooms[index]) for index in able])
+        for index, slices in zip(able, within, strict=True):
+            grants[index] = slices
+        over = [
+            group
+            for group in open_
+            if sum(grants[index] * candidates[index].piece for index in group[0]) > group[1]
+        ]
+        if not over:
+            return grants
+        # What such a group gets is shared within it; then it is out of the others' way.
+        for indices, most in over:
+            own = fill(max(0, most), [candidates[index] for index in indices])
+            for index, slices in zip(indices, own, strict=True):
+                rooms[index] = slices
+        open_ = [group for group in open_ if group not in over]
 
 
 def _common_level(free: int, candidates: Sequence[Candidate]) -> int:

@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
-from gpud.core.policies.fair_share import Candidate, fill
+from gpud.core.policies.fair_share import Candidate, fill_within
 from gpud.core.service import HORIZON_HOLDS
 from gpud.core.sort_keys import level
 
@@ -143,7 +143,14 @@ def _without(device: DeviceRecord, total: int) -> list[JobRecord]:
         if queue and not queue[0][2].slices:
             first = islice(queue, total // queue[0][2].slice)
             jobs += [entry[2] for entry in first if not entry[2].slices]
+    held: dict[int, int] = {}  # of users with caps, by those who are before
     for _, _, job in device.waiting:
+        account = job.account
+        if account.hold is not None:
+            before = held.get(account.user.number, account.online)
+            if before + job.slice > account.hold:
+                continue
+            held[account.user.number] = before + job.slice
         total -= job.slice
         if total < 0 or job.whole:
             break
@@ -171,14 +178,16 @@ def _givers(
 ) -> tuple[list[tuple[JobRecord, int]], tuple[JobRecord, int] | None]:
     """Return who gives and for whom; ``needed`` is due to one who is not in ``rows``."""
     rooms = [row.job.most for row in rows]
+    groups = _groups(rows)
     mixed = len({row.job.slice for row in rows}) > 1
     for _ in range(_TRIES if mixed else 1):
-        targets = fill(
+        targets = fill_within(
             total,
             [
                 Candidate(row.lead, row.job.slice, room, row.job.weight)
                 for row, room in zip(rows, rooms, strict=True)
             ],
+            groups,
         )
         givers, lowest = _compared(rows, targets, needed)
         if lowest is None:
@@ -191,6 +200,17 @@ def _givers(
         # It needs a larger slice than anybody can spare: see who else needs one.
         rooms[lowest] = rows[lowest].slices
     return [], None
+
+
+def _groups(rows: list[_Row]) -> list[tuple[list[int], int]]:
+    """Return the rows of each user with a cap, and what these jobs may have together."""
+    groups: dict[int, tuple[list[int], int]] = {}
+    for index, row in enumerate(rows):
+        account = row.job.account
+        if account.hold is not None:
+            indices, rest = groups.get(account.user.number, ([], account.hold - account.allocated))
+            groups[account.user.number] = ([*indices, index], rest + row.slices * row.job.slice)
+    return list(groups.values())
 
 
 def _compared(

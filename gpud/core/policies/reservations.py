@@ -141,7 +141,7 @@ class Reservations(Arrival):
         """As `gpud.core.policies.arrival.Arrival.is_kept`, and for who others have given for."""
         if device.reserved_for is not None:
             job, slices = device.reserved_for
-            if not job.live or job.exhausted or job.slices >= min(slices, job.most):
+            if not job.works or job.exhausted or job.slices >= min(slices, job.most):
                 device.reserved_for = None
             elif free < job.slice <= free + device.pending_release:
                 return True

@@ -21,8 +21,10 @@ Properties:
 
 from __future__ import annotations
 
-from gpud.config import Config
+from gpud.config import Config, UserTerms
 from gpud.errors import LimitExceeded
+from gpud.server.state.access import user_name
+from gpud.server.state.user_terms import terms_of
 
 __all__ = ["ARRAY_BYTES", "FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
 
@@ -121,9 +123,13 @@ class User:
         jobs: how many have not ended.
         sessions: how many have not ended, including those whose client has disconnected.
         host_memory: the quota for what the daemon keeps for all of them.
+        name: of the user.
+        terms: what the configuration says of the user.
     """
 
-    __slots__ = ("_config", "connections", "host_memory", "jobs", "sessions", "uid")
+    __slots__ = (
+        "_config", "connections", "host_memory", "jobs", "name", "sessions", "terms", "uid"
+    )  # fmt: skip
 
     def __init__(self, uid: int, config: Config) -> None:
         self._config = config
@@ -131,6 +137,8 @@ class User:
         self.connections = 0
         self.sessions = 0
         self.jobs = 0
+        self.name = user_name(uid)
+        self.terms = terms_of(config, uid)
         self.host_memory = Quota(config.user_host_memory, "user_host_memory", "user")
 
     def session_quota(self) -> Quota:
@@ -163,6 +171,15 @@ class User:
         Raises:
             LimitExceeded: the user has as many as allowed.
         """
+        queue = self.terms.queue
+        if queue is not None and self.jobs >= queue:
+            raise LimitExceeded(
+                f"user {self.name} has {self.jobs} jobs that have not ended, in all sessions, and "
+                f"may queue {queue}; wait for some, or have queue raised for the user in the "
+                "daemon's configuration (users, groups)",
+                limit="queue",
+                value=queue,
+            )
         most = self._config.max_jobs_per_user
         if self.jobs >= most:
             raise LimitExceeded(
@@ -179,6 +196,7 @@ class Users:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._users: dict[int, User] = {}
+        self._announced: dict[int, UserTerms] = {}
 
     def __len__(self) -> int:
         return len(self._users)
@@ -189,6 +207,13 @@ class Users:
         if user is None:
             user = self._users[uid] = User(uid, self._config)
         return user
+
+    def news_of(self, user: User) -> UserTerms | None:
+        """Return a user's terms if the scheduler was not told them yet; they count as told then."""
+        if self._announced.get(user.uid, UserTerms()) == user.terms:
+            return None
+        self._announced[user.uid] = user.terms
+        return user.terms
 
     def forget_unused(self, user: User) -> None:
         """Drop a user without connections and sessions."""

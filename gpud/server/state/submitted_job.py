@@ -104,7 +104,7 @@ class SubmittedJob:
         """Mark it as ended, with its final ``stats``; drop what the history does not need."""
         record = self.record
         if record is not None:
-            self._terms = (record.reservation, record.quota, record.weight)
+            self._terms = (record.reservation, record.quota, record.submission.weight)
         self.state, self.error, self.ended_ns, self._stats = state, error, now_ns, stats
         self.record = None
         self.output = b""
@@ -140,7 +140,7 @@ class SubmittedJob:
         reservation, quota, weight = self._terms
         record = self.record
         if record is not None:
-            reservation, quota, weight = record.reservation, record.quota, record.weight
+            reservation, quota, weight = record.reservation, record.quota, record.submission.weight
         return {
             "id": job_name(self.id),
             "session": self.session,

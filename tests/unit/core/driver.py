@@ -30,8 +30,11 @@ class Driver:
     def send(self, event: ev.Event) -> list[out.Command]:
         return self.scheduler.handle(event)
 
-    def open(self, session: int) -> None:
-        self.send(ev.SessionOpened(self.now_ns, SessionId(session)))
+    def open(self, session: int, user: int = 0) -> None:
+        self.send(ev.SessionOpened(self.now_ns, SessionId(session), user))
+
+    def user(self, number: int, **terms: Any) -> list[out.Command]:
+        return self.send(ev.UserChanged(self.now_ns, number, f"u{number}", **terms))
 
     def close(self, session: int = 1) -> list[out.Command]:
         return self.send(ev.SessionClosed(self.now_ns, SessionId(session)))
