@@ -8,9 +8,12 @@ needs none.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import mmap
 import os
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["ArenaMemory"]
+
+_MAP_FIXED = 0x10  # on all of Linux's architectures but Alpha, PA-RISC and MIPS
+_COPIED_BYTES = 1 << 22
 
 
 class ArenaMemory:
@@ -63,8 +69,30 @@ class ArenaMemory:
         with self._lock:
             if self._mapped is None:
                 self._mapped = self._new_mapping()
-                self._close_descriptor()
             return self._mapped
+
+    def continue_from(self, old: ArenaMemory, arrays: Sequence[tuple[int, int]]) -> None:
+        """Take the values of arrays from an arena with the same addresses, and its views.
+
+        What other threads write to views meanwhile may be lost.
+
+        Args:
+            old: of a daemon that has ended.
+            arrays: their addresses and sizes in bytes.
+
+        Raises:
+            GpudError: the memory cannot be mapped.
+        """
+        with old._lock, self._lock:
+            if (old.base, old.size) != (self.base, self.size):
+                raise GpudError("the daemon gives the session other addresses than before")
+            if old._descriptor is None or self._descriptor is None:
+                return
+            for address, size in arrays:
+                _copy_data(old._descriptor, self._descriptor, address - self.base, size)
+            if old._mapped is not None:
+                _map_over(old._mapped.ctypes.data, self.size, self._descriptor)
+                self._mapped = old._mapped
 
     def _new_mapping(self) -> npt.NDArray[np.uint8]:
         import numpy as np
@@ -92,6 +120,41 @@ class ArenaMemory:
 
     def __del__(self) -> None:
         self._close_descriptor()
+
+
+def _copy_data(source: int, target: int, offset: int, size: int) -> None:
+    """Copy a range of a sparse file to the same range of another, without its holes."""
+    end = offset + size
+    while offset < end:
+        try:
+            begin = os.lseek(source, offset, os.SEEK_DATA)
+        except OSError:  # there is a hole up to the end
+            return
+        offset = min(os.lseek(source, begin, os.SEEK_HOLE), end)
+        while begin < offset:
+            piece = os.pread(source, min(_COPIED_BYTES, offset - begin), begin)
+            begin += os.pwrite(target, piece, begin)
+
+
+def _map_over(address: int, size: int, descriptor: int) -> None:
+    """Have a mapping of this process show another file from now on."""
+    mapped = _mmap()(
+        address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0
+    )
+    if mapped != address:
+        number = ctypes.get_errno()
+        raise GpudError(f"the session's memory cannot be mapped: {os.strerror(number)}")
+
+
+@functools.cache
+def _mmap() -> Callable[..., int]:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+    )  # fmt: skip
+    function.restype = ctypes.c_void_p
+    call: Callable[..., int] = function
+    return call
 
 
 class _Window:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpud.errors import ConnectionLost, GpudError, OutOfMemory
+from gpud.errors import ConnectionLost, DeviceLost, GpudError, OutOfMemory
 from gpud.wire.messages import Allocate, Download, Upload
 from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
@@ -51,7 +51,7 @@ A = TypeVar("A", bound="ArrayBase")
 class _Allocation:
     """Memory on a device, freed when neither the array nor a NumPy view of it is left."""
 
-    __slots__ = ("__weakref__", "address", "core", "device", "kick", "size")
+    __slots__ = ("__weakref__", "address", "core", "device", "kick", "lost", "size")
 
     def __init__(
         self, core: ProtocolState, device: int, address: int, size: int, kick: Any
@@ -61,6 +61,9 @@ class _Allocation:
         self.address = address
         self.size = size
         self.kick = kick
+        self.lost = False
+        if core.resumable is not None:
+            core.resumable.allocations.add(self)
 
     def __del__(self) -> None:
         self.core.free(self.device, self.address)
@@ -251,6 +254,11 @@ class ArrayBase:
         jobs = self._followed(stream)
         if jobs:
             yield jobs
+        if fetch and allocation.lost:
+            raise DeviceLost(
+                f"the values of {self!r} were in the memory of a device that ended with its "
+                "daemon: write new ones with set()"
+            )
         if fetch and self._copied and core.lost is None:
             index, address, size = allocation.device, allocation.address, allocation.size
             yield Request(lambda number: Download(number, index, address, 0, size))
@@ -265,6 +273,8 @@ class ArrayBase:
         view = yield from self._view(stream)
         view[...] = values
         allocation = self._allocation
+        if allocation is not None:
+            allocation.lost = False
         if self._copied and allocation is not None:
             yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
 

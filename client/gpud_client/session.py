@@ -91,12 +91,15 @@ class Session(SessionBase[Array, Kernel, Module, Job], Blocking):
     _module_class = Module
     _job_class = Job
 
-    def __init__(self, path: str, program: str | None = None) -> None:
-        super().__init__(ProtocolState(), path)
+    def __init__(
+        self, path: str, program: str | None = None, reconnect: bool | float = False
+    ) -> None:
+        super().__init__(ProtocolState(), path, program)
         self._channel = Channel(connect_socket(path), self._core, path)
         self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, self._channel.abandon)
         try:
-            self._channel.run(self._open(program))
+            self._make_resumable(reconnect)
+            self._channel.run(self._open())
         except BaseException:
             self.close()
             raise
@@ -123,14 +126,24 @@ class Session(SessionBase[Array, Kernel, Module, Job], Blocking):
         self._finalizer()
 
 
-def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> Session:
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    reconnect: bool | float = False,
+) -> Session:
     """Connect to the daemon of this machine.
 
     Args:
         path: Of its socket; None: ``$GPUD_SOCKET``, else ``$XDG_RUNTIME_DIR/gpud/gpud.sock``.
         name: This client's name in ``gpuctl``; None: the program's name.
+        reconnect: Whether the session goes on with the next daemon when this one ends, as at a
+            restart; it waits a minute for that, or this many seconds. Kernels are compiled again,
+            arrays on a CPU device keep address and values, and jobs that had not begun are
+            submitted again. Jobs that had begun fail, arrays on a GPU and variables of modules
+            lose their values, and the log names them.
 
     Raises:
         ConnectionLost: No daemon listens there; the message says how to start one.
     """
-    return Session(str(socket_path(path)), name)
+    return Session(str(socket_path(path)), name, reconnect)

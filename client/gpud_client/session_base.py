@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import weakref
@@ -10,30 +9,31 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
 
-import numpy as np
 import numpy.typing as npt
 
+from gpud.errors import ConnectionLost, GpudError
 from gpud_client.arrays import ArrayBase, Shape, allocate, as_dtype, as_shape, as_values
 from gpud_client.connection import operations
 from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Operation
-from gpud_client.connection.protocol_state import ProtocolState
+from gpud_client.connection.protocol_state import ProtocolState, Resumable
+from gpud_client.connection.resuming import begin, resume
 from gpud_client.devices import Device
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.kernels import KernelBase, Launch
 from gpud_client.launch.modules import ModuleBase
-from gpud_client.launch.sequences import pack_sequence
-from gpud_client.launch.shares import Amounts, admissible, check_whole
+from gpud_client.launch.shares import Amounts
 from gpud_client.launch.streams import Stream
+from gpud_client.launch.submission import as_ns, listed, submit_launches
 from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
 
 __all__ = ["SessionBase"]
 
 _READ_IT = '; read it: Path("kernel.cu").read_text()'
 _FORMS = (None, "persistent", "sliced", "whole")
-_MOST_WEIGHT = 1000
-_MOST_NS = (1 << 63) - 1
-_MOST_AMOUNTS = 1000
+_RECONNECT_S = 60.0
+_ADVICE = "connect again, and make arrays and kernels anew"
+_RECONNECT = "; a session of connect(reconnect=True) goes on by itself when the daemon is back"
 
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT", bound=ArrayBase)
@@ -50,10 +50,12 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
     _module_class: type[ModuleT]
     _job_class: type[JobT]
     _finalizer: weakref.finalize[..., Any]
+    _submit = submit_launches
 
-    def __init__(self, core: ProtocolState, path: str) -> None:
+    def __init__(self, core: ProtocolState, path: str, program: str | None) -> None:
         self._core = core
         self._path = path
+        self._program = program if program is not None else _program()
         self._devices: tuple[Device, ...] = ()
         self._limits: dict[str, int] = {}
         self._daemon: dict[str, Any] = {}
@@ -234,8 +236,9 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
         Raises:
             GpudError, TypeError, ValueError: As for `Kernel.submit`.
         """
-        listed = _listed("a sequence is a list of kernel.call(...)", launches)
-        return (yield from self._submit(listed, complete(options)))
+        given = listed("a sequence is a list of kernel.call(...)", launches)
+        job: JobT = yield from self._submit(given, complete(options))
+        return job
 
     @operation
     def query(self, topic: str, limit: int = 0) -> Operation[dict[str, Any]]:
@@ -253,12 +256,46 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
 
     # -- steps of operations
 
-    def _open(self, program: str | None) -> Operation[None]:
-        welcome = yield from self._core.hello(program if program is not None else _program())
-        self._devices = tuple(
-            Device._from_wire(index, row) for index, row in enumerate(welcome.devices)
-        )
+    def _open(self) -> Operation[None]:
+        welcome = yield from self._core.hello(self._program)
+        devices = tuple(Device._from_wire(index, row) for index, row in enumerate(welcome.devices))
+        if self._devices and devices != self._devices:
+            raise ConnectionLost(
+                f"the next daemon has other devices: {', '.join(one.name for one in devices)}; "
+                "connect to it anew, and make arrays and kernels again"
+            )
+        self._devices = self._devices or devices
         self._limits, self._daemon = welcome.limits, welcome.daemon
+        self._core.advice = _ADVICE
+        if self._core.resumable is not None:
+            yield from begin(self._core, welcome.version)
+        else:
+            self._core.advice += _RECONNECT
+
+    def _make_resumable(self, reconnect: bool | float) -> None:
+        """Have the session go on when another daemon follows, before it is opened."""
+        if isinstance(reconnect, bool):
+            if not reconnect:
+                return
+            limit_s = _RECONNECT_S
+        else:
+            limit_s = as_ns("reconnect", reconnect) / 1e9
+        self._core.resumable = Resumable(limit_s)
+        this = weakref.WeakMethod(self._resume)
+
+        def resume_it(why: GpudError) -> Operation[None]:
+            found = this()
+            if found is None:  # nobody holds the session any more
+                raise why
+            return found(why)
+
+        self._channel.resume_with(resume_it)
+
+    def _resume(self, why: GpudError) -> Operation[None]:
+        before = self._core.session
+        yield from self._open()
+        copied = [device.index for device in self._devices if device.arrays == "copied"]
+        yield from resume(self._core, self._channel.submitting, why, before, copied)
 
     def _on(self, device: Device | int | None, default: Device | None = None) -> Device:
         """Return the device that ``device`` names, or the default.
@@ -313,73 +350,8 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
         yield from module._load(module._device)
         return module
 
-    # -- submitting: the hot path
-
-    def _submit(self, launches: Sequence[Launch], options: SubmitOptions) -> Operation[JobT]:
-        sequence = yield from pack_sequence(self, launches, options["device"])
-        on = sequence.device
-        reservation, quota = options["reservation"], options["quota"]
-        key = (type(reservation), reservation, type(quota), quota, sequence.occupancy, on.index)
-        try:
-            amounts = self._amounts.get(key)
-        except TypeError:  # not hashable, so not a share: `admissible` raises
-            amounts = None
-        if amounts is None:
-            amounts = admissible(reservation, quota, sequence.occupancy, on)
-            if len(self._amounts) >= _MOST_AMOUNTS:
-                self._amounts.clear()
-            self._amounts[key] = amounts
-        if sequence.need:
-            check_whole(amounts, sequence.need, sequence.occupancy, on)
-        stream, after, weight = options["stream"], options["after"], options["weight"]
-        deadline, timeout = options["deadline"], options["timeout"]
-        line = 0 if stream is None else self._stream_number(stream)
-        follow = self._after(after) if after else ()
-        deadline_ns = None if deadline is None else _as_ns("deadline", deadline)
-        timeout_ns = None if timeout is None else _as_ns("timeout", timeout)
-        if weight != 1 and (type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT):
-            raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
-        exclusive = bool(options["exclusive"])
-        if exclusive and reservation is None:
-            raise ValueError("exclusive goes with a reservation: how many SMs are the job's own")
-        if timeout is not None and reservation is None:
-            for launch in launches:
-                yield from launch.kernel._make_killable(launch, on)
-        job = self._job_class(self, self._channel, sequence.what, on, line, sequence.total)
-        terms = (
-            on.index, sequence.records, *amounts, line, follow, deadline_ns, timeout_ns, weight,
-            exclusive,
-        )  # fmt: skip
-        yield from self._channel.submitting(job, terms, sequence.users)
-        return job
-
-    def _stream_number(self, stream: Stream) -> int:
-        if not isinstance(stream, Stream):
-            raise TypeError(f"stream is what gpu.stream() gives, not {stream!r}")
-        if stream._core is not self._core:
-            raise ValueError(f"{stream!r} is of another session")
-        return stream._number
-
-    def _after(self, after: Iterable[JobBase]) -> tuple[tuple[int, int], ...]:
-        listed = _listed("after is a list of jobs", after)
-        for job in listed:
-            if not isinstance(job, JobBase):
-                raise TypeError(f"after is a list of jobs; {job!r} is not one")
-            if job._channel.where != self._path:
-                raise ValueError(f"{job!r} is a job of another daemon")
-        return tuple([job._ref for job in listed if not job._settled])
-
 
 # -- helpers -----------------------------------------------------------------------------------
-
-
-def _listed(what: str, given: Iterable[T]) -> Sequence[T]:
-    """Convert an iterable argument to a sequence; iterators are consumed once, here."""
-    if isinstance(given, tuple | list):
-        return given
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(f"{what}, not {given!r}")
-    return tuple(given)
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
@@ -400,12 +372,3 @@ def _texts(what: str, given: Any) -> tuple[str, ...]:
     if isinstance(given, str) or not all(isinstance(one, str) for one in texts):
         raise TypeError(f"{what} is a list of texts, not {given!r}")
     return texts
-
-
-def _as_ns(what: str, seconds: float) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
-        raise TypeError(f"{what} is a number of seconds, not {seconds!r}")
-    value = float(seconds)
-    if not (math.isfinite(value) and value > 0) or value * 1e9 > _MOST_NS:
-        raise ValueError(f"{what} is more than 0 seconds and finite, not {seconds!r}")
-    return max(1, round(value * 1e9))

@@ -308,10 +308,11 @@ class Scheduler:
             device.rebalance_at_ns = None
             device.rebalancing = device.dirty = True
         elif what is Timer.DRAIN:
-            error = JobCancelled("the daemon shut down before the job had ended")
+            begun = JobCancelled("the daemon shut down before the job had ended")
+            waiting = Draining("the daemon shut down before the job had begun; submit it again")
             for job in reversed(list(self.jobs.values())):
                 if job.id in self.jobs:
-                    self.job_table.end(job, error)
+                    self.job_table.end(job, begun if job.started else waiting)
         elif what is Timer.TIMEOUT:
             job = self.jobs[JobId(subject)]
             assert job.submission.timeout_ns is not None

@@ -32,14 +32,17 @@ from gpud.wire.field_types import (
 from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
-    "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena", "Cancel",
-    "Compile", "Compiled", "Describe", "Download", "Failed", "Finished", "Follow", "Free",
+    "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena", "Began",
+    "Cancel", "Compile", "Compiled", "Describe", "Download", "Failed", "Finished", "Follow", "Free",
     "Goodbye", "Happened", "Hello", "LaunchRecord", "Measure", "Measured", "Query", "ReadSymbol",
-    "Resize", "Submit", "Unload", "Upload", "Welcome", "WriteSymbol",
+    "Resize", "Resume", "Submit", "Unload", "Upload", "Welcome", "WriteSymbol",
 ]  # fmt: skip
 
-VERSION = 1
-"""Version of the protocol. It changes when an older peer would misunderstand a newer one."""
+VERSION = 2
+"""Version of the protocol. It changes when an older peer would misunderstand a newer one.
+
+2: `Resume`, `Began` and `Allocate.at`, which clients use only if `Welcome` says 2 or more.
+"""
 
 CLIENT_PROTOCOL = MessageTable("client", VERSION)
 """Every message of the protocol by code and by class."""
@@ -140,6 +143,11 @@ class Allocate(NamedTuple):
     request: Request
     device: Device
     size: Annotated[int, uint(64, least=1), "bytes"]
+    at: Annotated[
+        int | None,
+        optional(uint(64)),
+        "its device address, which an array had at a daemon that has ended; nil: any",
+    ] = None
 
 
 @_client(6)
@@ -278,6 +286,19 @@ class Download(NamedTuple):
     size: Annotated[int, uint(63, least=1), "of the part, in bytes"]
 
 
+@_client(17)
+class Resume(NamedTuple):
+    """Make this session one that can outlive the daemon; answered by `Answer`.
+
+    From now on `Began` is sent. When the daemon has ended, a client opens a session with the next
+    one, sends this with the number of its latest job, and makes its arrays, with their addresses,
+    and its modules again.
+    """
+
+    request: Request
+    last_job: Annotated[int, uint(32), "jobs are numbered from the one after this"]
+
+
 # -- from the daemon -----------------------------------------------------------------------------
 
 
@@ -399,3 +420,10 @@ class Goodbye(NamedTuple):
     """The last message of a connection: why the daemon closes it."""
 
     error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']
+
+
+@_daemon(74)
+class Began(NamedTuple):
+    """A job has begun: its kernels may have changed arrays. Sent after `Resume` only."""
+
+    number: Annotated[int, uint(32), "of the job in this session"]

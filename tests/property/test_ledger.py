@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from gpud.core.memory.allocator import PAGE_BYTES, Arena, ArenaAllocator
 from gpud.core.memory.ledger import FIRST_ADDRESS, FreeRange, Ledger
-from gpud.errors import InternalError, OutOfMemory, UnknownName
+from gpud.errors import InternalError, InvalidArgument, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
 DEVICES = [40 * PAGE_BYTES, 9 * PAGE_BYTES + 5]
@@ -81,6 +81,26 @@ class Memory(RuleBasedStateMachine):
         assert address + size <= arena.base + arena.size
         self.live[session, device, address] = -(-size // PAGE_BYTES) * PAGE_BYTES
         assert self.ledger.nearest(session, device, address) == (address, size)
+        return session, device, address
+
+    @rule(
+        target=arrays,
+        session=sessions,
+        device=st.integers(0, 1),
+        size=st.integers(1, 4 * PAGE_BYTES),
+        page=st.integers(0, 60),
+    )
+    def allocate_at(self, session: SessionId, device: int, size: int, page: int) -> Any:
+        """As a client does that wants the addresses which it had at another daemon."""
+        at = FIRST_ADDRESS + page * PAGE_BYTES
+        if session not in self.users:
+            return multiple()
+        try:
+            address = self.ledger.allocate(session, device, size, at)
+        except (OutOfMemory, InvalidArgument):
+            return multiple()
+        assert address == at
+        self.live[session, device, address] = -(-size // PAGE_BYTES) * PAGE_BYTES
         return session, device, address
 
     @rule(array=consumes(arrays))
@@ -221,9 +241,9 @@ def _half(allocator: Any, address: Address, size: int) -> None:
     _RELEASE(allocator, address, max(size // 2, PAGE_BYTES))
 
 
-def _leave_hole(allocator: Any, size: int) -> Address | None:
+def _leave_hole(allocator: Any, size: int, at: int | None) -> Address | None:
     before = list(allocator.starts), list(allocator.ends)
-    address = _TAKE(allocator, size)
+    address = _TAKE(allocator, size, at)
     allocator.starts, allocator.ends = before
     return address
 
@@ -237,8 +257,8 @@ def _no_limits(ledger: Any, session: SessionId, user: int, device: int) -> tuple
     return 1 << 60, "none"
 
 
-def _same_slot(ledger: Any, session: SessionId, device: int) -> Arena:
-    arena = _NEW_ARENA(ledger, session, device)
+def _same_slot(ledger: Any, session: SessionId, device: int, at: int | None) -> Arena:
+    arena = _NEW_ARENA(ledger, session, device, at)
     return arena._replace(base=Address(FIRST_ADDRESS))
 
 

@@ -8,6 +8,7 @@ while the buffer is large, submitting waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from array import array
@@ -16,6 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
+from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.pending import (
     Notification,
     Operation,
@@ -28,6 +30,8 @@ from gpud_client.connection.protocol_state import ProtocolState, connection_lost
 
 __all__ = ["AsyncChannel"]
 
+_LOG = logging.getLogger("gpud_client")
+_RETRY_S = 0.1
 _READ_BYTES = 1 << 18
 _HIGH_BYTES = 1 << 20  # unsent, from which on submitting awaits
 _DESCRIPTORS = socket.CMSG_SPACE(8 * array("i").itemsize)
@@ -58,7 +62,14 @@ class AsyncChannel:
         self._unsent = bytearray()
         self._room: list[Callable[[], object]] = []
         self._closed = False
+        self._attached = True  # whether the socket is open and read
+        self._resume: Callable[[GpudError], Operation[None]] | None = None
+        self._resuming: asyncio.Task[None] | None = None
         self._loop.add_reader(sock, self._on_readable)
+
+    def resume_with(self, resume: Callable[[GpudError], Operation[None]]) -> None:
+        """Have the session go on with the next daemon; see `Channel.resume_with`."""
+        self._resume = resume
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation.
@@ -66,6 +77,9 @@ class AsyncChannel:
         Raises:
             GpudError: the daemon's error, or `ConnectionLost`.
         """
+        resuming = self._resuming
+        if resuming is not None and asyncio.current_task() is not resuming:
+            await asyncio.wait([resuming])
         try:
             step: Any = next(operation)
             while True:
@@ -120,6 +134,15 @@ class AsyncChannel:
         lost = self.core.lost
         if lost is not None:
             raise type(lost)(str(lost)) from lost.__cause__
+        if self._resuming is None:
+            return
+        if asyncio.current_task() is not self._resuming:
+            raise ConnectionLost(
+                f"the daemon at {self.where} has ended; this was not submitted or asked for: do it "
+                "again, the session goes on with the next daemon"
+            )
+        if not self._attached:
+            raise ConnectionLost("the next daemon has ended, too")
 
     def kick(self) -> None:
         """Have the messages of finalizers sent; safe in any thread."""
@@ -135,6 +158,8 @@ class AsyncChannel:
         """End the session; jobs that have not ended are cancelled. May be called twice."""
         self.core.close()
         self._release()
+        if self._resuming is not None:
+            self._resuming.cancel()
 
     def abandon(self) -> None:
         """End the session in a finalizer, in any thread."""
@@ -212,7 +237,7 @@ class AsyncChannel:
             self._write()
 
     def _send_garbage(self) -> None:
-        if self.core.garbage and self.core.lost is None:
+        if self.core.garbage and self.core.lost is None and self._resuming is None:
             self._send(b"")
 
     def _write(self) -> None:
@@ -235,16 +260,77 @@ class AsyncChannel:
         wake(self._room)
         self._room.clear()
 
-    def _lose(self, why: GpudError | str) -> None:
-        self.core.fail_all(connection_lost(self.where, why))
-        self._release()
+    # -- the end of the connection
 
-    def _release(self) -> None:
-        if self._closed:
+    def _lose(self, why: GpudError | str) -> None:
+        error = connection_lost(self.where, why)
+        if self._resume is None:
+            self._end(error)
             return
-        self._closed = True
+        self._detach()
+        self.core.suspend(error)
+        if self._resuming is None:  # else that task finds out, and tries again
+            self._resuming = self._loop.create_task(self._go_on(self._resume, error))
+
+    async def _go_on(
+        self, resume: Callable[[GpudError], Operation[None]], error: GpudError
+    ) -> None:
+        """Connect to the next daemon, and make the session's state again there."""
+        kept = self.core.resumable
+        assert kept is not None
+        end = self._loop.time() + kept.limit_s
+        try:
+            while not self._attached:
+                self._attach(await self._connect(end, error, kept.limit_s))
+                try:
+                    await self.run(resume(error))
+                except ConnectionLost:
+                    if self._is_attached() or self._loop.time() >= end:
+                        raise
+        except GpudError as failed:
+            self._end(failed)
+        except Exception as failed:  # noqa: BLE001  (all others would wait for ever)
+            _LOG.exception("the session could not be resumed")
+            self._end(connection_lost(self.where, f"resuming failed: {failed!r}"))
+        finally:
+            self._resuming = None
+        self._send_garbage()
+
+    async def _connect(self, end: float, error: GpudError, limit_s: float) -> socket.socket:
+        while True:
+            try:
+                return await asyncio.to_thread(connect_socket, self.where)
+            except ConnectionLost as failed:
+                if self._loop.time() >= end:
+                    raise ConnectionLost(
+                        f"{error}; no other daemon was there within {limit_s:g} s: {failed}"
+                    ) from failed
+            await asyncio.sleep(_RETRY_S)
+
+    def _attach(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._attached = True
+        self._loop.add_reader(sock, self._on_readable)
+
+    def _is_attached(self) -> bool:
+        """Return `_attached`, which a step may have changed: type checkers do not know."""
+        return self._attached
+
+    def _detach(self) -> None:
+        if not self._attached:
+            return
+        self._attached = False
+        self._unsent.clear()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
         self._wake_writers()
         self._sock.close()
+
+    def _end(self, error: GpudError) -> None:
+        self.core.lose(error)
+        self._release()
+
+    def _release(self) -> None:
+        self._closed = True
+        self._detach()

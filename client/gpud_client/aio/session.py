@@ -72,8 +72,8 @@ class AsyncSession(SessionBase[AsyncArray, AsyncKernel, AsyncModule, AsyncJob], 
     _module_class = AsyncModule
     _job_class = AsyncJob
 
-    def __init__(self, sock: socket.socket, path: str) -> None:
-        super().__init__(ProtocolState(), path)
+    def __init__(self, sock: socket.socket, path: str, program: str | None = None) -> None:
+        super().__init__(ProtocolState(), path, program)
         self._channel = AsyncChannel(sock, self._core, path)
         self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, self._channel.abandon)
 
@@ -121,20 +121,28 @@ class Connecting:
         await self._session.__aexit__(kind, error, trace)
 
 
-async def open_session(path: str, program: str | None) -> AsyncSession:
+async def open_session(
+    path: str, program: str | None, reconnect: bool | float = False
+) -> AsyncSession:
     """Connect and open a session."""
-    session = AsyncSession(await asyncio.to_thread(connect_socket, path), path)
+    session = AsyncSession(await asyncio.to_thread(connect_socket, path), path, program)
     try:
-        await session._channel.run(session._open(program))
+        session._make_resumable(reconnect)
+        await session._channel.run(session._open())
     except BaseException:
         await session.close()
         raise
     return session
 
 
-def aconnect(path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> Connecting:
+def aconnect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    reconnect: bool | float = False,
+) -> Connecting:
     """Connect to the daemon of this machine, for asyncio; see `connect`.
 
     ``async with aconnect() as gpu:`` or ``gpu = await aconnect()``.
     """
-    return Connecting(lambda: open_session(str(socket_path(path)), name))
+    return Connecting(lambda: open_session(str(socket_path(path)), name, reconnect))

@@ -14,26 +14,32 @@ Properties:
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
+from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
 from gpud_client.connection.protocol_state import ProtocolState, connection_lost
-from gpud_client.connection.socket_reader import SocketReader
+from gpud_client.connection.socket_reader import CallbackThread, SocketReader
 
 __all__ = ["Channel"]
 
+_LOG = logging.getLogger("gpud_client")
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _JOIN_S = 1.0
+_RETRY_S = 0.1
 _ROOM_MS = 1000  # after which a sender looks again whether the connection is lost
 
 T = TypeVar("T")
+Resume = Callable[[GpudError], Operation[None]]
 
 
 class Channel:
@@ -52,12 +58,16 @@ class Channel:
         self.core = core
         self.where = where
         self._answer_s = answer_s
-        self._sock = sock
-        sock.setblocking(True)  # for the reader: all that sends says MSG_DONTWAIT
         self._sending = threading.Lock()
         self._unsent = bytearray()
-        self._reader = SocketReader(sock, core, where, self.kick, self._release)
-        self.call_later = self._reader.call_later
+        self._callbacks = CallbackThread()
+        self.call_later = self._callbacks.add
+        self._closing = threading.Event()
+        self._resume: Resume | None = None
+        self._resuming: _Resuming | None = None
+        self._sock = sock
+        self._reader = self._new_reader()
+        self._reader.start()
         _channels.add(self)
 
     def run(self, operation: Operation[T]) -> T:
@@ -66,6 +76,8 @@ class Channel:
         Raises:
             GpudError: the daemon's error, or `ConnectionLost`.
         """
+        if self._resuming is not None:
+            self._await_resumption()
         try:
             step = next(operation)
             while True:
@@ -94,7 +106,7 @@ class Channel:
         """
         core = self.core
         with self._sending:
-            if core.lost is not None or core.garbage:
+            if core.lost is not None or core.garbage or self._resuming is not None:
                 self._begin()
             self._unsent += core.open_job(job, terms, users)
             self._push()
@@ -138,11 +150,16 @@ class Channel:
 
     def close(self) -> None:
         """End the session; jobs that have not ended are cancelled. May be called twice."""
-        self._reader.hang_up()
+        self.abandon()
+        resuming = self._resuming
+        if resuming is not None and resuming.thread != threading.get_ident():
+            resuming.over.wait(_JOIN_S)
         self._reader.join(_JOIN_S)
+        self._callbacks.join(_JOIN_S)
 
     def abandon(self) -> None:
-        """End the session in a finalizer: takes no lock that another thread may hold."""
+        """End the session in a finalizer: takes no lock that another thread may hold for long."""
+        self._closing.set()
         self._reader.hang_up()
 
     def kick(self) -> None:
@@ -152,7 +169,7 @@ class Channel:
         message, or after the next one that arrives.
         """
         core = self.core
-        while (core.garbage or self._unsent) and core.lost is None:
+        while (core.garbage or self._unsent) and core.lost is None and self._resuming is None:
             held: list[bool] = []
             try:
                 # As with `send` below: no interrupt comes between the lock and storing that it is
@@ -204,6 +221,15 @@ class Channel:
     def _begin(self) -> None:
         """Queue the messages of finalizers first: the next message may need what they free."""
         self.check()
+        resuming = self._resuming
+        if resuming is not None:
+            if resuming.thread != threading.get_ident():
+                raise ConnectionLost(
+                    f"{resuming.why}; this was not submitted or asked for: do it again, the "
+                    "session goes on with the next daemon"
+                )
+            if self._reader.ended.is_set():  # nothing would settle what is opened now
+                raise ConnectionLost("the next daemon has ended, too")
         if self.core.garbage:
             self._unsent += self.core.collect_garbage()
 
@@ -218,8 +244,11 @@ class Channel:
                 writable.poll(_ROOM_MS)
                 self.check()
             except OSError as error:
-                self._reader.wait_for_end(_JOIN_S)  # the daemon may have sent the reason
+                self._reader.ended.wait(_JOIN_S)  # the daemon may have sent the reason
                 self.check()
+                if self._resume is not None:  # it settles what was to be sent
+                    self._unsent.clear()
+                    return
                 raise connection_lost(self.where, error.strerror or str(error)) from error
 
     def _send(self) -> None:
@@ -235,9 +264,96 @@ class Channel:
                     del self._unsent[:size]
                 sent = []
 
-    def _release(self) -> None:
+    # -- the end of the connection, in the thread that has read it
+
+    def resume_with(self, resume: Resume) -> None:
+        """Have the session go on with the next daemon after the connection was lost.
+
+        Args:
+            resume: makes the session's state again, given why it was lost; run for each connection
+                that could be made.
+        """
+        self._resume = resume
+
+    def _new_reader(self) -> SocketReader:
+        self._sock.setblocking(True)  # for the reader: all that sends says MSG_DONTWAIT
+        return SocketReader(self._sock, self.core, self.where, self.kick, self._connection_ended)
+
+    def _connection_ended(self, error: GpudError) -> None:
+        if self._resume is None or self._closing.is_set():
+            self._end(error)
+            return
+        self._reader.ended.set()
+        with self._sending:
+            self._sock.close()
+            self._unsent.clear()
+            self.core.suspend(error)
+            if self._resuming is not None:  # the thread that resumes finds out, and tries again
+                return
+            resuming = self._resuming = _Resuming(threading.get_ident(), error)
+        try:
+            self._go_on(self._resume, error)
+        except GpudError as failed:
+            self._end(failed)
+        except Exception as failed:  # noqa: BLE001  (all others would wait for ever)
+            _LOG.exception("the session could not be resumed")
+            self._end(connection_lost(self.where, f"resuming failed: {failed!r}"))
+        finally:
+            self._resuming = None
+            resuming.over.set()
+            self.kick()  # arrays may have been dropped meanwhile
+
+    def _end(self, error: GpudError) -> None:
+        if self._closing.is_set():
+            self.core.close()  # even if the daemon has closed the connection first
+        else:
+            self.core.lose(error)
+        self._reader.ended.set()
+        self._callbacks.end()
+        self._reader.hang_up()
         with self._sending:  # else its descriptor could be another file's while a thread sends
             self._sock.close()
+
+    def _go_on(self, resume: Resume, error: GpudError) -> None:
+        """Connect to the next daemon, and make the session's state again there.
+
+        Raises:
+            GpudError: that failed, or there is no daemon for too long.
+        """
+        kept = self.core.resumable
+        assert kept is not None
+        end = time.monotonic() + kept.limit_s
+        while True:
+            sock = self._connect(end, error, kept.limit_s)
+            with self._sending:
+                self._sock = sock
+                self._reader = self._new_reader()
+            self._reader.start()
+            try:
+                self.run(resume(error))
+            except ConnectionLost:
+                if not self._reader.ended.is_set() or time.monotonic() >= end:
+                    raise
+            if not self._reader.ended.is_set():
+                return
+
+    def _connect(self, end: float, error: GpudError, limit_s: float) -> socket.socket:
+        while True:
+            try:
+                return connect_socket(self.where)
+            except ConnectionLost as failed:
+                if time.monotonic() >= end:
+                    raise ConnectionLost(
+                        f"{error}; no other daemon was there within {limit_s:g} s: {failed}"
+                    ) from failed
+            if self._closing.wait(_RETRY_S):
+                raise error
+
+    def _await_resumption(self) -> None:
+        """Wait until the session goes on, or is lost, unless this thread sees to it."""
+        resuming = self._resuming
+        if resuming is not None and resuming.thread != threading.get_ident():
+            resuming.over.wait()
 
     # -- after a fork
 
@@ -251,7 +367,19 @@ class Channel:
         self.core.jobs.clear()
         self._sending = threading.Lock()
         self._unsent.clear()
+        self._callbacks = CallbackThread()
+        self._resume = self._resuming = None
         self._reader.forked()
+        self._sock.close()
+
+
+class _Resuming:
+    """That a session is being resumed, and by which thread; ``over`` is set at the end."""
+
+    def __init__(self, thread: int, why: GpudError) -> None:
+        self.thread = thread
+        self.why = why
+        self.over = threading.Event()
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()

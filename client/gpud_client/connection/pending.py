@@ -7,7 +7,7 @@ Terms:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gpud.errors import GpudError
@@ -16,7 +16,16 @@ from gpud.wire.messages import Finished
 if TYPE_CHECKING:
     from gpud_client.devices import Device
 
-__all__ = ["Notification", "Operation", "PendingJob", "PendingJobs", "Request", "Step", "wake"]
+__all__ = [
+    "KeptJob",
+    "Notification",
+    "Operation",
+    "PendingJob",
+    "PendingJobs",
+    "Request",
+    "Step",
+    "wake",
+]
 
 _PRUNE_AT = 64
 
@@ -78,12 +87,27 @@ class Notification(NamedTuple):
     message: Any
 
 
+class KeptJob(NamedTuple):
+    """What it takes to submit a job again to another daemon.
+
+    Attributes:
+        terms: the fields of `gpud.wire.messages.Submit` after its number.
+        users: of what the job uses.
+        memory: of the arrays that it uses, which must not be freed before it ends.
+    """
+
+    terms: tuple[Any, ...]
+    users: Sequence[PendingJobs]
+    memory: Sequence[object]
+
+
 class PendingJob(Protocol):
     """What this package uses of a job; see `gpud_client.launch.job_base`.
 
     People hold jobs, so that attributes for the library are private, too: ``_ref``, the numbers of
     its session and its own, once it is submitted; ``_settled``, ``_settle`` and ``_lose``; what it
-    runs, where, and in which stream; and ``_asked``, whether anybody has asked how it ended.
+    runs, where, and in which stream; ``_asked``, whether anybody has asked how it ended; and in
+    sessions that reconnect ``_begun``, whether it may have changed arrays, and ``_kept``.
     """
 
     _ref: tuple[int, int]
@@ -92,6 +116,8 @@ class PendingJob(Protocol):
     _what: str
     _device: Device
     _stream_number: int
+    _begun: bool
+    _kept: KeptJob | None
 
     @property
     def id(self) -> str:

@@ -24,8 +24,9 @@ from collections import deque
 from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
-from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
+from gpud.errors import ConnectionLost, Draining, GpudError, JobCancelled, from_wire
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import (
@@ -34,6 +35,7 @@ from gpud.wire.messages import (
     Allocated,
     Answer,
     Arena,
+    Began,
     Compiled,
     Failed,
     Finished,
@@ -51,11 +53,26 @@ from gpud_client.connection.pending import Notification, Operation, PendingJob, 
 if TYPE_CHECKING:
     from gpud_client.arena import ArenaMemory
 
-__all__ = ["ProtocolState", "connection_lost"]
+__all__ = ["ProtocolState", "Resumable", "connection_lost"]
 
 _LOG = logging.getLogger("gpud_client")
 _DAEMON = Sender.DAEMON  # a global: looking it up in its class takes longer
 _MOST_REQUESTS = 1 << 32
+
+
+class Resumable:
+    """What a session that can go on with another daemon has made.
+
+    Attributes:
+        limit_s: how long the next daemon is waited for.
+        allocations: of its arrays.
+        modules: that are loaded.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.allocations: WeakSet[Any] = WeakSet()
+        self.modules: WeakSet[Any] = WeakSet()
 
 
 class ProtocolState:
@@ -69,6 +86,10 @@ class ProtocolState:
         garbage: messages to be sent before the next one; finalizers append to it.
         lost: the error with which the session ended; None while it is open.
         has_waited: whether a wait for memory was logged.
+        new_arenas: where arenas go that the daemon announces; `arenas`, but for a session that is
+            being resumed.
+        advice: what to do when the connection is lost.
+        resumable: what can go on with another daemon; None: the session ends with its daemon.
         events: takes those that the daemon sends, and None when the session ends; None: they are
             dropped.
     """
@@ -81,6 +102,9 @@ class ProtocolState:
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
         self.has_waited = False
+        self.new_arenas = self.arenas
+        self.advice = ""
+        self.resumable: Resumable | None = None
         self.events: SimpleQueue[dict[str, Any] | None] | None = None
         self._descriptors: deque[int] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
@@ -95,6 +119,11 @@ class ProtocolState:
             "a session and what was made with it belong to this process, and cannot be pickled or "
             "copied: connect in the other process, and give it values, as array.get() has them"
         )
+
+    @property
+    def last_job(self) -> int:
+        """The number of the latest job."""
+        return self._last_job
 
     # -- outgoing
 
@@ -190,7 +219,7 @@ class ProtocolState:
         kind = type(message)
         if kind is Finished:
             job = self.jobs.get(message.number)
-            if job is not None:
+            if job is not None and not self._is_put_off(job, message):
                 job._settle(message)
                 self.jobs.pop(message.number, None)
         elif kind in _ANSWERS:
@@ -201,7 +230,11 @@ class ProtocolState:
             from gpud_client.arena import ArenaMemory  # which gpuctl has no use for
 
             descriptor = self._descriptors.popleft() if self._descriptors else None
-            self.arenas[message.device] = ArenaMemory(message.base, message.size, descriptor)
+            self.new_arenas[message.device] = ArenaMemory(message.base, message.size, descriptor)
+        elif kind is Began:
+            job = self.jobs.get(message.number)
+            if job is not None:
+                job._begun = True
         elif kind is Happened:
             if self.events is not None:
                 self.events.put(message.event)
@@ -210,6 +243,16 @@ class ProtocolState:
             lost = ConnectionLost(f"the daemon closed the connection: {error}")
             lost.__cause__ = error
             raise lost
+
+    def _is_put_off(self, job: PendingJob, message: Finished) -> bool:
+        """Whether a daemon that shuts down has refused a job that the next one can run."""
+        return (
+            self.resumable is not None
+            and message.error is not None
+            and message.error.get("code") == Draining.code
+            and not job._begun
+            and job._kept is not None
+        )
 
     def _settle(self, number: int, value: Any, error: BaseException | None) -> None:
         request = self.requests.get(number)
@@ -230,6 +273,35 @@ class ProtocolState:
 
     # -- the end
 
+    def lose(self, error: GpudError) -> None:
+        """End the session, whose connection is lost, with the error and what to do."""
+        if self.advice:
+            error, cause = ConnectionLost(f"{error}; {self.advice}"), error.__cause__
+            error.__cause__ = cause
+        self.fail_all(error)
+
+    def suspend(self, error: GpudError) -> None:
+        """Forget the connection, which is lost, but keep what can go on with another daemon.
+
+        Requests fail with ``error``. May be called again before that daemon was reached.
+        """
+        for request in list(self.requests.values()):
+            request.settle(None, error)
+        self.requests.clear()
+        self._drop_descriptors()
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
+        self._body = None
+        if self.new_arenas is not self.arenas:
+            for arena in self.new_arenas.values():
+                arena.close()
+        self.new_arenas = {}
+
+    def take_new_arenas(self) -> None:
+        """Use the arenas of the daemon with which the session goes on."""
+        before, self.arenas = self.arenas, self.new_arenas
+        for arena in before.values():
+            arena.close()
+
     def fail_all(self, error: GpudError, job_error: GpudError | None = None) -> None:
         """End the session: settle everything pending with ``error``.
 
@@ -248,12 +320,15 @@ class ProtocolState:
                 self.lost = error
         self.requests.clear()
         self.jobs.clear()
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
-        for arena in self.arenas.values():
+        self._drop_descriptors()
+        for arena in (*self.arenas.values(), *self.new_arenas.values()):
             arena.close()
         if self.events is not None:
             self.events.put(None)
+
+    def _drop_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
 
     def close(self) -> None:
         """End the session at the user's request: jobs that have not ended are cancelled."""

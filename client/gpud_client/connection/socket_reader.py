@@ -26,7 +26,7 @@ from contextlib import suppress
 from gpud.errors import GpudError
 from gpud_client.connection.protocol_state import ProtocolState, connection_lost
 
-__all__ = ["SocketReader"]
+__all__ = ["CallbackThread", "SocketReader"]
 
 _LOG = logging.getLogger("gpud_client")
 _READ_BYTES = 1 << 18
@@ -41,7 +41,11 @@ class SocketReader:
         core: the protocol's state.
         where: the socket's path, for messages.
         after_reading: called after messages were handled; must not block.
-        release: called when reading has ended; closes the socket.
+        on_end: called when nothing is read any more, with the reason.
+
+    Attributes:
+        ended: set when all that was received has been handled. Who sets it has to settle before
+            what will not be answered any more.
     """
 
     def __init__(
@@ -50,46 +54,36 @@ class SocketReader:
         core: ProtocolState,
         where: str,
         after_reading: Callable[[], None],
-        release: Callable[[], None],
+        on_end: Callable[[GpudError], None],
     ) -> None:
+        self.ended = threading.Event()
         self._sock = sock
         self._core = core
         self._where = where
         self._after_reading = after_reading
-        self._release = release
-        self._closing = False
-        self._ended = threading.Event()
-        self._callbacks = _Callbacks()
+        self._on_end = on_end
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run, name="gpud_client reader", daemon=True
         )
+
+    def start(self) -> None:
+        """Begin to read."""
+        assert self._thread is not None
         self._thread.start()
 
-    def call_later(self, callback: Callable[[], None]) -> None:
-        """Have a thread of its own call a user's callback."""
-        self._callbacks.add(callback)
-
     def hang_up(self) -> None:
-        """End the connection at the user's request; safe in a finalizer."""
-        self._closing = True
+        """End the connection; safe in a finalizer."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def wait_for_end(self, timeout_s: float) -> None:
-        """Wait until all that was sent has been handled, after the connection has ended."""
-        self._ended.wait(timeout_s)
-
     def join(self, timeout_s: float) -> None:
-        """Wait until its threads have ended, unless it is called in them."""
-        for thread in (self._thread, self._callbacks.thread):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(timeout_s)
+        """Wait until its thread has ended, unless it is called there."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
 
     def forked(self) -> None:
         """Reset in a forked child process, which has none of the parent's other threads."""
         self._thread = None
-        self._callbacks = _Callbacks()
-        self._sock.close()
 
     def _run(self) -> None:
         try:
@@ -102,15 +96,8 @@ class SocketReader:
             _LOG.exception("the thread that reads from the daemon failed")
             error = connection_lost(self._where, f"reading failed: {failed!r}")
         # Sending fails from now on, so that nothing becomes pending after the rest was settled.
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        if self._closing:
-            self._core.close()  # even if the daemon has closed the connection first
-        else:
-            self._core.fail_all(error)
-        self._ended.set()
-        self._callbacks.end()
-        self._release()
+        self.hang_up()
+        self._on_end(error)
 
     def _read(self) -> str:
         """Handle what arrives, until the connection ends; returns why it has.
@@ -133,7 +120,7 @@ class SocketReader:
             self._after_reading()
 
 
-class _Callbacks:
+class CallbackThread:
     """Calls what is added, in order, in a thread that is made for the first callback."""
 
     def __init__(self) -> None:
@@ -153,6 +140,11 @@ class _Callbacks:
     def end(self) -> None:
         """End the thread once it has called all that was added."""
         self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, unless it is called there."""
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(timeout_s)
 
     def _run(self) -> None:
         while (callback := self._queue.get()) is not None:

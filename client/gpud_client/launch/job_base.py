@@ -11,7 +11,7 @@ from gpud.units import SessionId, Share, job_id, job_name
 from gpud.wire.messages import Finished
 from gpud_client.connection import operations
 from gpud_client.connection.faces import operation, queried
-from gpud_client.connection.pending import Operation
+from gpud_client.connection.pending import KeptJob, Operation
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.launch.shares import resolve
@@ -46,6 +46,8 @@ class JobBase:
     _ref = (0, 0)
     _settled = False
     _asked = False
+    _begun = False
+    _kept: KeptJob | None = None
     _end: Finished | None = None
     _error: GpudError | None = None
     _failure: Failure | None = None
@@ -181,6 +183,7 @@ class JobBase:
         if self._settled:
             return
         self._end = message
+        self._kept = None
         if message.error is not None:
             self._error = from_wire(message.error)
         elif message.state == "cancelled":

@@ -47,9 +47,13 @@ class Parameter(NamedTuple):
 
 
 class PackedLaunch(NamedTuple):
-    """A launch packed for a device: its `gpud.wire.messages.LaunchRecord`, M and its form."""
+    """A launch packed for a device: its `gpud.wire.messages.LaunchRecord`, M and its form.
+
+    It is valid for as long as its module has this ``number``.
+    """
 
     device: Device
+    number: int
     loaded: LoadedModule
     record: bytes
     occupancy: int
@@ -177,7 +181,7 @@ class KernelBase(Generic[ModuleT, JobT]):
     def _pack(self, launch: Launch, device: Device) -> Operation[PackedLaunch]:
         """Pack a launch for a device: load and measure its kernel there if needed."""
         packed = launch._packed
-        if packed is not None and packed.device is device:
+        if packed is not None and packed.device is device and packed.number == packed.loaded.number:
             return packed
         loaded: LoadedModule | None = self._module._loaded.get(device.index)
         if loaded is None:
@@ -193,7 +197,9 @@ class KernelBase(Generic[ModuleT, JobT]):
         fields = (
             loaded.number, index, launch.grid, launch.block, launch.shared, launch._parameters
         )  # fmt: skip
-        packed = launch._packed = PackedLaunch(device, loaded, _Packer().pack(fields), *measured)
+        packed = launch._packed = PackedLaunch(
+            device, loaded.number, loaded, _Packer().pack(fields), *measured
+        )
         return packed
 
     def _measure(

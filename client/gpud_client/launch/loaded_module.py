@@ -16,8 +16,11 @@ __all__ = ["LoadedModule"]
 class LoadedModule:
     """The daemon's module on one device; unloaded when this object is garbage collected."""
 
-    def __init__(self, core: ProtocolState, kick: Callable[[], None], answer: Any) -> None:
+    def __init__(
+        self, core: ProtocolState, kick: Callable[[], None], answer: Any, fields: tuple[Any, ...]
+    ) -> None:
         self._core = core
+        self.fields = fields  # of the `gpud.wire.messages.Compile` that made it
         self._kick = kick
         self.number: int = answer.module
         self.kernels: list[dict[str, Any]] = answer.kernels
@@ -29,6 +32,8 @@ class LoadedModule:
         # The same keys, of which the variant with kill polls was measured.
         self.killable: set[tuple[int, tuple[int, int, int], int]] = set()
         self.users = PendingJobs()
+        if core.resumable is not None:
+            core.resumable.modules.add(self)
 
     def index(self, name: str) -> int:
         """Return the index of a kernel: by its requested name, that in the source or its PTX entry.

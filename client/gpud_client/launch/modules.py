@@ -114,7 +114,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
                 lambda number: Compile(number, *fields),
                 undo=lambda answer: core.garbage.append(Unload(answer.module)),
             )
-            loaded = LoadedModule(core, self._channel.kick, answer)
+            loaded = LoadedModule(core, self._channel.kick, answer, fields)
             self._loaded[device.index] = loaded
         return loaded
 

@@ -20,12 +20,14 @@ _array_header = msgpack.Packer(autoreset=True).pack_array_header
 class PackedSequence(NamedTuple):
     """The launches of a job, packed for a device.
 
+    ``made``: the launches, packed, of which there are several.
     ``records``: a `gpud.wire.messages.LaunchRecord` for each; ``rest``: those after the first.
     ``need``: slices that launches in form ``whole`` need at once; 0 without such launches.
     """
 
     device: Device
     rest: tuple[Launch, ...]
+    made: Sequence[PackedLaunch]
     records: bytes
     occupancy: int
     need: int
@@ -48,7 +50,12 @@ def pack_sequence(
         raise ValueError("a sequence has one launch or more: kernel.call(...)")
     first = launches[0]
     kept: PackedSequence | None = getattr(first, "_sequence", None)
-    if kept is not None and device is None and kept.rest == tuple(launches[1:]):
+    if (
+        kept is not None
+        and device is None
+        and kept.rest == tuple(launches[1:])
+        and all(one.number == one.loaded.number for one in kept.made)
+    ):
         for launch in launches:
             for array in launch._arrays:
                 array._live_address()  # raises if it was freed
@@ -63,7 +70,7 @@ def pack_sequence(
             users.append(array._users)
         records, name = _ONE + alone.record, first.kernel._name
         need = 0 if alone.form != "whole" else _whole_need(launches, [alone], on)
-        return PackedSequence(on, (), records, alone.occupancy, need, first._total, name, users)
+        return PackedSequence(on, (), (), records, alone.occupancy, need, first._total, name, users)
     return (yield from _pack_several(launches, on, keep=device is None))
 
 
@@ -81,6 +88,7 @@ def _pack_several(
     sequence = PackedSequence(
         on,
         tuple(launches[1:]),
+        made,
         b"".join((_array_header(len(made)), *[one.record for one in made])),
         min(one.occupancy for one in made),
         _whole_need(launches, made, on),

@@ -62,18 +62,27 @@ class ArenaAllocator:
         self.starts: list[int] = [arena.base]
         self.ends: list[int] = [arena.base + arena.size]
 
-    def allocate(self, asked: int) -> Address | None:
-        """Return the address of a new array of ``asked`` bytes; None: no hole is large enough."""
+    def allocate(self, asked: int, at: int | None = None) -> Address | None:
+        """Return the address of a new array of ``asked`` bytes; None: no hole is large enough.
+
+        Args:
+            asked: bytes.
+            at: the address, of a page; None: in the first hole that is large enough.
+        """
         size = whole_pages(asked)
-        holes = zip(self.starts, self.ends, strict=True)
-        index = next((at for at, (start, end) in enumerate(holes) if end - start >= size), None)
+        holes = enumerate(zip(self.starts, self.ends, strict=True))
+        if at is None:
+            index = next((index for index, (start, end) in holes if end - start >= size), None)
+        else:
+            index = next((i for i, (start, end) in holes if start <= at and at + size <= end), None)
         if index is None:
             return None
-        address = Address(self.starts[index])
-        if self.ends[index] - address == size:
-            del self.starts[index], self.ends[index]
-        else:
-            self.starts[index] = address + size
+        start, end = self.starts[index], self.ends[index]
+        address = Address(start if at is None else at)
+        # What is left of the hole, before and after the array.
+        rest = [(a, b) for a, b in ((start, address), (address + size, end)) if a < b]
+        self.starts[index : index + 1] = [a for a, _ in rest]
+        self.ends[index : index + 1] = [b for _, b in rest]
         self.arrays[address] = asked
         self.used += size
         return address

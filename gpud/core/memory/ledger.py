@@ -83,6 +83,9 @@ class Ledger:
         session_bytes: the limit of each session, by device; None: only the device's limit.
         user_bytes: the limit of each user over all sessions, likewise.
         least_arena_bytes: the minimum size of an arena.
+        first_slot: the slot that is used first, modulo the number of slots. Ledgers of daemons
+            that follow each other differ in this, so that the sessions of one are unlikely to have
+            the addresses that sessions of the other want to keep.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Ledger:
         session_bytes: Sequence[int] | None = None,
         user_bytes: Sequence[int] | None = None,
         least_arena_bytes: int = PAGE_BYTES,
+        first_slot: int = 0,
     ) -> None:
         self._device_bytes = tuple(device_bytes)
         self._session_bytes = tuple(session_bytes or device_bytes)
@@ -103,8 +107,12 @@ class Ledger:
         self._used = [0] * len(self._device_bytes)
         self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
         self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
+        # Slots are counted from the one that is used first.
+        self._slots = (_END_ADDRESS - FIRST_ADDRESS) // self.slot_bytes
+        self._first_slot = first_slot
         self._free_slots: list[int] = []  # used before and free again
         self._next_slot = 0
+        self._slots_ahead: set[int] = set()  # used, from the next one on
 
     # -- sessions
 
@@ -127,7 +135,7 @@ class Ledger:
         for (owner, device), allocator in list(self._arenas.items()):
             if owner == session:
                 self._count(user, device, -allocator.used)
-                self._free_slots.append((allocator.arena.base - FIRST_ADDRESS) // self.slot_bytes)
+                self._give_slot_back(self._slot_of(allocator.arena.base))
                 del self._arenas[owner, device]
                 closed.append(allocator.arena)
         del self._users[session]
@@ -163,11 +171,20 @@ class Ledger:
 
     # -- arrays
 
-    def allocate(self, session: SessionId, device: int, size: int) -> Address:
+    def allocate(
+        self, session: SessionId, device: int, size: int, at: int | None = None
+    ) -> Address:
         """Allocates an array and returns its address. The first one creates the arena.
 
+        Args:
+            session: whose array it is.
+            device: on which it lies.
+            size: bytes.
+            at: its address, which determines that of the arena; None: any.
+
         Raises:
-            InvalidArgument: ``size`` is less than 1.
+            InvalidArgument: ``size`` is less than 1; or ``at`` cannot be the address of an array
+                of the session, or is another session's.
             OutOfMemory: a limit would be exceeded; the error says how much could be granted.
             UnknownName: there is no such session or device.
             LimitExceeded: there is no room for another arena.
@@ -183,8 +200,13 @@ class Ledger:
             if allocator is not None and whole <= left + allocator.waiting_bytes:
                 limit = "jobs"
             raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
-        allocator = self._allocator(session, device)
-        address = allocator.allocate(size)
+        allocator = self._allocator(session, device, at)
+        address = allocator.allocate(size, at)
+        if address is None and at is not None:
+            raise InvalidArgument(
+                f"no array of {size} bytes can lie at {at:#x}: other arrays are there, or the "
+                "session's addresses end before"
+            )
         if address is None:
             raise OutOfMemory(size, allocator.largest_hole(), limit="arena")
         self._count(user, device, whole)
@@ -313,7 +335,7 @@ class Ledger:
             require(size >= 0, "less than nothing is reserved")
         for (session, device), allocator in self._arenas.items():
             allocator.validate()
-            slots.append((allocator.arena.base - FIRST_ADDRESS) // self.slot_bytes)
+            slots.append(self._slot_of(allocator.arena.base))
             key = (self._users[session], device)
             by_device[device] += allocator.used
             by_user[key] = by_user.get(key, 0) + allocator.used
@@ -326,7 +348,8 @@ class Ledger:
         for (_, device), used in counted.items():
             require(used <= self._user_bytes[device], "a user is over the limit")
         every = sorted(slots + self._free_slots)
-        require(every == list(range(self._next_slot)), "slots are lost or used twice")
+        taken = sorted(self._slots_ahead.union(range(self._next_slot)))
+        require(every == taken, "slots are lost or used twice")
 
     # -- helpers
 
@@ -334,12 +357,12 @@ class Ledger:
         if not 0 <= device < len(self._device_bytes):
             raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
 
-    def _allocator(self, session: SessionId, device: int) -> ArenaAllocator:
+    def _allocator(self, session: SessionId, device: int, at: int | None = None) -> ArenaAllocator:
         """Return the allocator of the session's arena on a device; create both if missing."""
         allocator = self._arenas.get((session, device))
         if allocator is None:
             allocator = self._arenas[session, device] = ArenaAllocator(
-                self._new_arena(session, device)
+                self._new_arena(session, device, at)
             )
         return allocator
 
@@ -387,21 +410,51 @@ class Ledger:
         self._count(self._users[session], device, -size)
         return FreeRange(session, device, address, size)
 
-    def _new_arena(self, session: SessionId, device: int) -> Arena:
+    def _new_arena(self, session: SessionId, device: int, at: int | None) -> Arena:
+        slot = self._new_slot() if at is None else self._slot_at(at)
+        turned = (slot + self._first_slot) % self._slots
+        base = Address(FIRST_ADDRESS + turned * self.slot_bytes)
+        return Arena(session, device, base, self._arena_bytes[device])
+
+    def _slot_of(self, address: int) -> int:
+        return ((address - FIRST_ADDRESS) // self.slot_bytes - self._first_slot) % self._slots
+
+    def _new_slot(self) -> int:
         if self._free_slots:
-            slot = self._free_slots.pop()
-        elif FIRST_ADDRESS + (self._next_slot + 1) * self.slot_bytes <= _END_ADDRESS:
-            slot = self._next_slot
+            return self._free_slots.pop()
+        while self._next_slot in self._slots_ahead:
+            self._slots_ahead.remove(self._next_slot)
             self._next_slot += 1
-        else:
+        if self._next_slot >= self._slots:
             raise LimitExceeded(
                 f"{self._next_slot} arenas are all that addresses suffice for; try again when "
                 "another session has ended, or lower the daemon's memory setting",
                 limit="memory",
                 value=self._next_slot,
             )
-        base = Address(FIRST_ADDRESS + slot * self.slot_bytes)
-        return Arena(session, device, base, self._arena_bytes[device])
+        self._next_slot += 1
+        return self._next_slot - 1
+
+    def _slot_at(self, address: int) -> int:
+        """Take the slot in which an address lies."""
+        if not FIRST_ADDRESS <= address < FIRST_ADDRESS + self._slots * self.slot_bytes:
+            raise InvalidArgument(f"arrays lie in other addresses than {address:#x}")
+        if address % PAGE_BYTES:
+            raise InvalidArgument(f"arrays begin at whole pages, not at {address:#x}")
+        slot = self._slot_of(address)
+        if slot in self._free_slots:
+            self._free_slots.remove(slot)
+        elif slot < self._next_slot or slot in self._slots_ahead:
+            raise InvalidArgument(f"the addresses about {address:#x} are another session's")
+        else:
+            self._slots_ahead.add(slot)
+        return slot
+
+    def _give_slot_back(self, slot: int) -> None:
+        if slot in self._slots_ahead:
+            self._slots_ahead.remove(slot)
+        else:
+            self._free_slots.append(slot)
 
 
 def _power_of_two(size: int) -> int:

@@ -25,6 +25,7 @@ def message_table(
     """Return the handlers by message; `Hello` has none, as it opens the session."""
     return {
         wm.Submit: submission.submit,
+        wm.Resume: submission.resume,
         wm.Compile: programs.compile_program,
         wm.Unload: programs.unload,
         wm.Measure: programs.measure,

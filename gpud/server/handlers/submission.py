@@ -23,7 +23,7 @@ from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import JobId, SessionId, job_id
-from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Submit
+from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Resume, Submit
 
 __all__ = ["Submission", "refuse"]
 
@@ -61,6 +61,18 @@ class Submission:
             self._submit(session, message)
         except GpudError as error:
             refuse(session, number, error)
+
+    def resume(self, session: Session, message: Resume) -> None:
+        """Handle `Resume`: number jobs on from another session's, and report when they begin.
+
+        Raises:
+            InvalidArgument: jobs were submitted in this session.
+        """
+        if session.last_number:
+            raise InvalidArgument("Resume comes before the first job of a session")
+        session.last_number = message.last_job
+        session.reports_begins = True
+        session.reply(message.request, None, None)
 
     def _submit(self, session: Session, message: Submit) -> None:
         device = self._devices.usable(message.device)

@@ -280,6 +280,7 @@ class Runner:
         job = self._jobs[command.job]
         sequence = job.sequence
         job.started_ns = now_ns = time.monotonic_ns()
+        job.owner.job_begins(job)  # before the device is told, whose process may be quicker
         self._devices[command.device].jobs.start(
             sequence,
             hm.StartRun(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -112,6 +113,7 @@ class Arenas:
             session_bytes=limits.session,
             user_bytes=limits.user,
             least_arena_bytes=_LEAST_ARENA_BYTES,
+            first_slot=random.getrandbits(32),
         )
         self._capacities = tuple(limits.device)
         self.session_limit_bytes = max(limits.session, default=0)
@@ -119,9 +121,16 @@ class Arenas:
     # -- arrays
 
     def allocate(
-        self, session: SessionId, user: int, device: int, size: int
+        self, session: SessionId, user: int, device: int, size: int, at: int | None = None
     ) -> tuple[Address, Arena | None]:
         """Allocate an array; returns its address, and its arena if the client does not know it.
+
+        Args:
+            session: whose array it is.
+            user: the session's.
+            device: on which it lies.
+            size: bytes.
+            at: its address; None: any.
 
         Raises:
             OutOfMemory, InvalidArgument, UnknownName: as the ledger.
@@ -129,7 +138,7 @@ class Arenas:
             InternalError: the kernel cannot create the file of a new arena.
         """
         self._open(session, user)
-        address = self._ledger.allocate(session, device, size)
+        address = self._ledger.allocate(session, device, size, at)
         try:
             arena = self._with_file(session, device)
         except GpudError:

@@ -20,7 +20,7 @@ from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, User
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import SessionId, job_name
-from gpud.wire.messages import Answer, Failed, Finished
+from gpud.wire.messages import Answer, Began, Failed, Finished
 
 __all__ = ["PendingCompilation", "Session", "internal_error"]
 
@@ -58,6 +58,7 @@ class Session:
         host_memory: the quota for what the daemon keeps for this session.
         waiters: its pending compilations.
         gone: whether the client has disconnected; its jobs are being ended then.
+        reports_begins: whether the client is told when a job begins.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Session:
         self.failed = 0
         self.sequences: OrderedDict[tuple[int, bytes, bool], ValidatedSequence] = OrderedDict()
         self.gone = False
+        self.reports_begins = False
         self._arenas = arenas
         self._history = history
         self._most_jobs = most_jobs
@@ -207,6 +209,11 @@ class Session:
         count = self._arenas.settle(self.number, oldest)
         self._freed -= count
         self.host_memory.uncharge(count * ARRAY_BYTES)
+
+    def job_begins(self, job: SubmittedJob) -> None:
+        """Notify the client that a job is about to begin, if it wants to know."""
+        if self.reports_begins:
+            self.send(Began(job.number))
 
     def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:
         """Notify the client of the end of a job, and release what waited for it."""

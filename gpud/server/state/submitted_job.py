@@ -30,6 +30,9 @@ class JobOwner(Protocol):
     def uid(self) -> int:
         """The user."""
 
+    def job_begins(self, job: SubmittedJob) -> None:
+        """Take notice that a job is about to be sent to its device."""
+
     def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:
         """Take notice that a job has ended; called once for each."""
 

@@ -68,6 +68,7 @@ class FakeDaemon:
         self.states: dict[int, dict[str, Any]] = {}
         self.ended: list[int] = []
         self.sessions = 0
+        self.version = wm.VERSION
         self.modules = 0
         self.next_address = {index: BASE * (index + 1) for index in range(devices)}
         self.arena: dict[int, int] = {}
@@ -190,7 +191,9 @@ class FakeDaemon:
         self.ended.clear()
         limits = {"message_bytes": 1 << 26, "jobs": 1000, "memory_bytes": ARENA_BYTES}
         daemon = {"version": "0", "pid": os.getpid(), "policy": "reservations"}
-        self.send(wm.Welcome(message.request, 1, self.sessions, self.devices, limits, daemon))
+        self.send(
+            wm.Welcome(message.request, self.version, self.sessions, self.devices, limits, daemon)
+        )
 
     def on_compile(self, message: wm.Compile) -> None:
         self.modules += 1

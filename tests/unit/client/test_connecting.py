@@ -98,6 +98,22 @@ def test_a_daemon_that_is_full(daemon: FakeDaemon) -> None:
         gc.connect(daemon.path)
 
 
+def test_a_daemon_of_protocol_version_1(daemon: FakeDaemon) -> None:
+    """All works but what such a daemon cannot do; there the error says what to upgrade."""
+    daemon.version = 1
+    daemon.finish_at_once = True
+    with gc.connect(daemon.path) as gpu:
+        gpu.array([1.0]).get()
+        gpu.kernel("", "saxpy").submit(1, 32, (2.0, None, None, 7)).result(TIMEOUT_S)
+        gpu.query("status")
+    assert not daemon.of(wm.Resume)
+    assert {message.at for message in daemon.of(wm.Allocate)} == {None}
+    with pytest.raises(
+        gc.ConnectionLost, match=r"version 1 .* need 2: upgrade gpud where the daem"
+    ):
+        gc.connect(daemon.path, reconnect=True)
+
+
 def test_what_the_daemon_said_before_it_closed_is_heard_when_sending_fails(
     daemon: FakeDaemon, gpu: gc.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 
+import pytest
+
+from gpud_client.connection.channel import Channel
 from gpud_client.connection.protocol_state import ProtocolState
-from gpud_client.connection.socket_reader import SocketReader
 from tests.unit.client.fake_daemon import TIMEOUT_S
 
 
-def test_a_session_that_is_closed_is_not_lost_even_if_the_daemon_was_quicker() -> None:
+def test_a_session_that_is_closed_is_not_lost_even_if_the_daemon_was_quicker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine, theirs = socket.socketpair()
     core = ProtocolState()
     entered, leave = threading.Event(), threading.Event()
@@ -19,12 +23,13 @@ def test_a_session_that_is_closed_is_not_lost_even_if_the_daemon_was_quicker() -
         entered.set()
         leave.wait(TIMEOUT_S)
 
-    reader = SocketReader(mine, core, "there", busy, mine.close)
+    monkeypatch.setattr(core, "settle", busy)
+    channel = Channel(mine, core, "there")
     theirs.send(b"\0\0\0")  # a part of a message
     assert entered.wait(TIMEOUT_S)
     mine.send(b"something that is never read")
     theirs.close()  # to read now is an error, not an end
-    reader.hang_up()
+    channel.abandon()
     leave.set()
-    reader.join(TIMEOUT_S)
+    channel.close()
     assert "the session is closed" in str(core.lost)

@@ -42,6 +42,50 @@ def test_an_arena_is_opened_by_the_first_array(ledger: Ledger) -> None:
     assert ledger.arena(ONE, 0) == Arena(ONE, 0, address, 128 * PAGE)
 
 
+def test_arrays_are_made_again_at_their_addresses() -> None:
+    """As after the end of a daemon, by whatever sessions come first."""
+    before = Ledger([100 * PAGE, 10 * PAGE])
+    before.open(ONE, user=1000)
+    before.open(TWO, user=1000)
+    wanted = [before.allocate(session, 0, PAGE) for session in (ONE, TWO, TWO)]
+    after = Ledger([100 * PAGE, 10 * PAGE], first_slot=12345)
+    for session in (ONE, TWO, THREE):
+        after.open(session, user=1000)
+    other = after.allocate(THREE, 0, PAGE)
+    assert other not in wanted
+    assert after.allocate(TWO, 0, PAGE, wanted[2]) == wanted[2]
+    assert after.allocate(TWO, 0, PAGE, wanted[1]) == wanted[1]
+    assert after.allocate(TWO, 0, PAGE) == wanted[2] + PAGE
+    for at, words in (
+        (wanted[1], "another session's"),
+        (wanted[0] + 1, "whole pages"),
+        (FIRST_ADDRESS - PAGE, "other addresses"),
+        (5 << 44, "other addresses"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            after.allocate(ONE, 0, PAGE, at)
+    with pytest.raises(InvalidArgument, match="other arrays"):
+        after.allocate(TWO, 0, PAGE, wanted[2])
+    after.validate()
+    after.close(TWO)
+    assert after.allocate(ONE, 0, PAGE, wanted[1]) == wanted[1]
+    after.validate()
+
+
+def test_slots_that_were_taken_ahead_are_not_used_twice() -> None:
+    slot = 8 * PAGE
+    ledger = Ledger([slot], first_slot=(4 << 44) // slot - 2)
+    sessions = [SessionId(number) for number in range(1, 7)]
+    for session in sessions:
+        ledger.open(session, user=1000)
+    first = ledger.allocate(sessions[0], 0, 1)
+    ahead = ledger.allocate(sessions[1], 0, 1, first + slot)
+    others = [ledger.allocate(session, 0, 1) for session in sessions[2:]]
+    assert others[0] == FIRST_ADDRESS, "after the last address comes the first"
+    assert len({first, ahead, *others}) == 6
+    ledger.validate()
+
+
 def test_no_two_arenas_share_an_address(ledger: Ledger) -> None:
     for session in (ONE, TWO):
         for device in (0, 1):
