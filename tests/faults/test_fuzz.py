@@ -27,10 +27,10 @@ from gpud.wire.messages import CLIENT_PROTOCOL
 from tests.faults.fuzz import coverage, live
 from tests.faults.fuzz import run as fuzz
 from tests.faults.fuzz.choices import Dice, Drawn, Steered
-from tests.faults.fuzz.daemon import Daemon
 from tests.faults.fuzz.messages import Fuzzer
 from tests.faults.fuzz.neighbour import Neighbour
 from tests.faults.fuzz.parser import Outcomes, all_fuzzers, check_batch, check_body
+from tests.support.daemon_process import DaemonProcess, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZERS = list(dict.fromkeys(all_fuzzers()))
@@ -188,12 +188,12 @@ def test_the_parser_guided_by_coverage(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon("cpu:2") as one:
+def daemon() -> Iterator[DaemonProcess]:
+    with serving("cpu:2") as one:
         yield one
 
 
-def test_a_live_daemon_answers_for_every_message(daemon: Daemon) -> None:
+def test_a_live_daemon_answers_for_every_message(daemon: DaemonProcess) -> None:
     outcomes: Outcomes = Counter()
     with Neighbour(str(daemon.path)) as neighbour:
         foreign = neighbour.names() if os.geteuid() == 0 else {}

@@ -16,8 +16,8 @@ from gpud_client.cli import main
 from tests.compiler.support.ptx_samples import SAMPLES
 from tests.faults.fuzz import inputs
 from tests.faults.fuzz.choices import Dice
-from tests.faults.fuzz.daemon import Daemon
 from tests.faults.fuzz.live import KERNEL, Talk
+from tests.support.daemon_process import serving
 
 PTX = [KERNEL, SAMPLES["numba"], SAMPLES["triton"]]
 CUDA = 'extern "C" __global__ void k(int* p) { *p = 1; }'
@@ -68,7 +68,7 @@ def test_command_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 
 def test_compiler_options_at_a_live_daemon(tmp_path: Path) -> None:
     """NVRTC is native code: it gets them in a process that may die without harm."""
-    with Daemon("cpu:1") as daemon, closing(Talk(daemon.connect())) as talk:
+    with serving("cpu:1") as daemon, closing(Talk(daemon.connect())) as talk:
         talk.ask(wm.Hello(1, 1, "options"))
         outcomes: Counter[str] = Counter()
         for number, option in enumerate(inputs.OPTIONS):

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from gpud.wire import messages as wm
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz.daemon import Daemon
 from tests.faults.fuzz.live import KERNEL, Talk
+from tests.support.daemon_process import DaemonProcess, serving
 
 UNKNOWN = 999_999
 SHAPE = (32, 1, 1)
@@ -32,15 +32,15 @@ TABLE_BYTES = 64  # of KERNEL's variable
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon("cpu:2", session_memory="16 MiB") as one:
+def daemon() -> Iterator[DaemonProcess]:
+    with serving("cpu:2", session_memory="16 MiB") as one:
         yield one
 
 
 class SessionMachine(RuleBasedStateMachine):
     """One connection."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: DaemonProcess) -> None:
         super().__init__()
         self.daemon = daemon
         self.talk: Talk
@@ -218,7 +218,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.connect()
 
 
-def test_a_session_is_as_its_model(daemon: Daemon) -> None:
+def test_a_session_is_as_its_model(daemon: DaemonProcess) -> None:
     run_state_machine_as_test(
         lambda: SessionMachine(daemon),  # type: ignore[arg-type]
         settings=settings(

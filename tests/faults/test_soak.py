@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fuzz.daemon import Sample
 from tests.faults.soak import run as soak
 from tests.faults.soak.hostile_clients import ACTS
+from tests.support.processes import Sample
 
 # Those that stall the compiler or the device for seconds have tests of their own.
 LIGHT = [name for name in ACTS if name not in ("compile bomb", "endless")]

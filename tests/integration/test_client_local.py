@@ -14,27 +14,11 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
+from tests.support.processes import gone
 
 FILL = 'extern "C" __global__ void fill(int* x, int v) { x[threadIdx.x] = v; }'
 SPIN = 'extern "C" __global__ void spin(volatile int* x) { while (!*x) {} }'
 TIMEOUT_S = 60.0
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def until_gone(pid: int) -> None:
-    pause = threading.Event()
-    for _ in range(int(TIMEOUT_S / 0.02)):
-        if gone(pid):
-            return
-        pause.wait(0.02)
-    raise AssertionError(f"process {pid} lives on")
 
 
 def test_it_ends_with_the_block() -> None:
@@ -44,7 +28,7 @@ def test_it_ends_with_the_block() -> None:
         x = gpu.zeros(4, np.int32)
         gpu.kernel(FILL, "fill").submit(1, 4, (x, 5)).result(TIMEOUT_S)
         assert x.get().tolist() == [5] * 4
-    assert gone(pid)
+    assert gone(pid, 0)
     assert not path.parent.exists()
 
 
@@ -84,7 +68,7 @@ def test_an_error_in_the_block_ends_it_too() -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert gone(found[0])
+    assert gone(found[0], 0)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +112,9 @@ def test_it_ends_with_its_parent() -> None:
     ) as parent:
         assert parent.stdout is not None
         pid, path = parent.stdout.readline().split()
-        assert not gone(int(pid))
+        assert not gone(int(pid), 0)
         parent.kill()
-    until_gone(int(pid))
+    assert gone(int(pid))
     assert not Path(path).parent.exists()
 
 
@@ -141,7 +125,7 @@ def test_a_script_that_forgets_to_close() -> None:
         capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert done.stderr == ""
-    until_gone(int(done.stdout))
+    assert gone(int(done.stdout), 0)
 
 
 def test_async() -> None:
@@ -153,7 +137,7 @@ def test_async() -> None:
             assert (await x.get()).tolist() == [5] * 4
             return int(gpu.daemon["pid"])
 
-    assert gone(asyncio.run(main()))
+    assert gone(asyncio.run(main()), 0)
 
 
 def test_async_cancelled_while_the_daemon_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import mmap
-import os
-import select
-import shutil
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpud.errors import ConnectionLost
 from gpud.wire import messages as wm
 from gpud_client.connection.daemon_socket import connect_socket
+from tests.support.daemon_process import DaemonProcess
+from tests.support.processes import children, gone
 from tests.support.raw_client import Raw
-
-TIMEOUT_S = 60.0
 
 SPIN = """
 .version 8.0
@@ -53,93 +46,28 @@ def spinning(client: Raw) -> tuple[int, mmap.mmap]:
     return module, client.map()
 
 
-class Process:
-    """``gpud serve`` in a folder of its own."""
+class Process(DaemonProcess):
+    """A daemon with clients, which end before it."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="gpud-"))
-        self.path = self.folder / "s"
-        self.processes: list[subprocess.Popen[str]] = []
+        super().__init__()
         self.clients: list[Raw] = []
-        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.manager.bind(str(self.folder / "notify"))
-        self.manager.settimeout(TIMEOUT_S)
-
-    def start(self, *arguments: str, wait: bool = True, **more: Any) -> subprocess.Popen[str]:
-        env = {
-            **os.environ,
-            "NOTIFY_SOCKET": str(self.folder / "notify"),
-            "XDG_CACHE_HOME": str(self.folder),
-        }
-        command = [sys.executable, "-m", "gpud", "serve", "--device", "cpu:2"]
-        command += ["--socket", str(self.path), *arguments]
-        if "command" in more:
-            command = more.pop("command")(command)
-        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, **more)
-        self.processes.append(process)
-        if wait:
-            self.notified("READY=1", process)
-        return process
-
-    def notified(self, what: str, process: subprocess.Popen[str] | None = None) -> str:
-        poller = select.poll()
-        poller.register(self.manager, select.POLLIN)
-        if process is not None and process.stderr is not None:
-            poller.register(process.stderr, 0)  # for its end only
-        while True:
-            events = poller.poll(1000 * TIMEOUT_S)
-            assert events, f"{what} was not said in time"
-            if process is not None and self.manager.fileno() not in dict(events):
-                raise AssertionError(f"it ended: {self.ended(process)}")
-            text = self.manager.recv(4096).decode()
-            if what in text:
-                return text
 
     def client(self) -> Raw:
         self.clients.append(Raw(str(self.path)))
         self.clients[-1].hello()
         return self.clients[-1]
 
-    def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        """The exit status and the log."""
-        _, log = process.communicate(timeout=TIMEOUT_S)
-        return process.returncode, log
-
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         for client in self.clients:
             client.close()
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        self.manager.close()
-        shutil.rmtree(self.folder)
+        super().__exit__(*error)
 
 
 @pytest.fixture
 def daemon() -> Iterator[Process]:
-    one = Process()
-    try:
+    with Process() as one:
         yield one
-    finally:
-        one.close()
-
-
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in found]
-
-
-def gone(pid: int) -> bool:
-    """Waits until a process that is not our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], TIMEOUT_S)[0])
-    finally:
-        os.close(descriptor)
 
 
 NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -153,7 +81,7 @@ NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     ],
 )
 def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
-    process = daemon.start()
+    process = daemon.serve()
     client = daemon.client()
     spin, memory = spinning(client)
     with memory:
@@ -175,7 +103,7 @@ def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
 
 
 def test_a_second_signal_forces(daemon: Process) -> None:
-    process = daemon.start()
+    process = daemon.serve()
     client = daemon.client()
     _, memory = spinning(client)
     hosts = children(process.pid)
@@ -192,7 +120,7 @@ def test_a_second_signal_forces(daemon: Process) -> None:
 def test_children_end_with_a_daemon_that_is_killed_and_the_next_takes_its_path(
     daemon: Process,
 ) -> None:
-    process = daemon.start()
+    process = daemon.serve()
     client = daemon.client()
     _, memory = spinning(client)
     hosts = children(process.pid)
@@ -201,13 +129,13 @@ def test_children_end_with_a_daemon_that_is_killed_and_the_next_takes_its_path(
     memory.close()
     assert daemon.path.exists()
     daemon.ended(process)
-    daemon.start()
+    daemon.serve()
     daemon.client()
 
 
 def test_a_second_daemon_is_refused(daemon: Process) -> None:
-    first = daemon.start()
-    status, log = daemon.ended(daemon.start(wait=False))
+    first = daemon.serve()
+    status, log = daemon.ended(daemon.serve(wait=False))
     assert status == 1
     assert f"pid {first.pid}" in log
     assert "--socket" in log
@@ -221,9 +149,7 @@ def test_socket_activation(daemon: Process) -> None:
         made.listen()
         # As systemd does: descriptor 3, and the variables name the process itself.
         script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@" 3<&0 </dev/null'
-        process = daemon.start(
-            command=lambda command: ["sh", "-c", script, "sh", *command], stdin=made.fileno()
-        )
+        process = daemon.serve(wrapper=["sh", "-c", script, "sh"], stdin=made.fileno())
         daemon.client()
         process.terminate()
         assert daemon.ended(process)[0] == 0
@@ -233,7 +159,7 @@ def test_socket_activation(daemon: Process) -> None:
 def test_json_logs(daemon: Process) -> None:
     import json
 
-    process = daemon.start("--log-format", "json")
+    process = daemon.serve("--log-format", "json")
     process.terminate()
     status, log = daemon.ended(process)
     assert status == 0
@@ -254,14 +180,14 @@ def test_json_logs(daemon: Process) -> None:
 def test_what_cannot_be_served_is_said_in_a_line(
     daemon: Process, arguments: tuple[str, ...], words: str
 ) -> None:
-    status, log = daemon.ended(daemon.start(*arguments, wait=False))
+    status, log = daemon.ended(daemon.serve(*arguments, wait=False))
     assert status != 0
     assert words in log
     assert "Traceback" not in log
 
 
 def test_what_the_front_does_not_load(daemon: Process) -> None:
-    process = daemon.start()
+    process = daemon.serve()
     daemon.client()
     mapped = Path(f"/proc/{process.pid}/maps").read_text()
     for library in ("numpy", "llvmlite", "libnvrtc", "libcuda", "cupy"):

@@ -6,11 +6,9 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.daemon_process import DaemonProcess
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 GPUD = [sys.executable, "-m", "gpud"]
@@ -43,30 +43,18 @@ extern "C" __global__ void trap() { asm("trap;"); }
 """
 
 
-class Daemon:
+class Daemon(DaemonProcess):
     """A `gpud serve` process and gpuctl for it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.socket = folder / "s"
-        self.source = folder / "kernels.cu"
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = self.folder / "kernels.cu"
         self.source.write_text(SAXPY)
-        self.log = folder / "log"
-        self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("GPUD_")},
-            "XDG_CACHE_HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": "client",
-            "GPUD_SOCKET": str(self.socket),
-        }  # fmt: skip
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*GPUD, "serve", "--device", "cpu:2", *options], env=self.env, stderr=log
-            )
-        wait_until(lambda: self.process.poll() is not None or self.gpuctl("status")[0] == 0)
-        assert self.process.poll() is None, self.log.read_text()
 
     def start(self, *arguments: str, program: list[str] = GPUCTL) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [*program, *arguments], env=self.env, text=True, stdout=pipe, stderr=pipe
+            [*program, *arguments], env=self.environment, text=True, stdout=pipe, stderr=pipe
         )
 
     @contextmanager
@@ -109,14 +97,6 @@ class Daemon:
         wait_until(there)
         return found[0]
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        try:
-            return self.process.wait(60)
-        finally:
-            self.process.kill()
-            self.process.wait()
-
 
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + START_S
@@ -127,12 +107,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="gpud-"))
-    found = Daemon(folder)
-    yield found
-    status = found.stop()
-    log = found.log.read_text()
-    shutil.rmtree(folder)
+    with Daemon() as found:
+        found.serve()
+        yield found
+        status = found.end()
+        log = found.log.read_text()
     assert status == 0, log
     assert "Traceback" not in log, log
 
@@ -251,7 +230,7 @@ def test_the_progress_bar_counts_task_blocks(daemon: Daemon) -> None:
     command = subprocess.Popen(
         [*GPUCTL, "run", str(daemon.source), "slow", "-g", "1000000", "-b", "128",
          "-a", "zeros:f32:64"],
-        env={**daemon.env, "TERM": "xterm", "COLUMNS": "120"},
+        env={**daemon.environment, "TERM": "xterm", "COLUMNS": "120"},
         stdout=subprocess.PIPE, stderr=theirs,
     )  # fmt: skip
     with command:
@@ -331,17 +310,10 @@ def test_events_are_followed(daemon: Daemon) -> None:
 # -- the daemon as a program ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    found = Path(tempfile.mkdtemp(prefix="gpud-"))
-    yield found
-    shutil.rmtree(found)
-
-
-def test_the_event_log_of_a_daemon_replays(folder: Path) -> None:
-    log = folder / "events"
-    daemon = Daemon(folder, "--event-log", str(log))
-    try:
+def test_the_event_log_of_a_daemon_replays(tmp_path: Path) -> None:
+    log = tmp_path / "events"
+    with Daemon() as daemon:
+        daemon.serve("--event-log", str(log))
         shares = ["--quota", "100%"], ["--reservation", "1"], ["--quota", "50%", "--timeout", "0.1"]
         commands = [
             daemon.start("run", str(daemon.source), "slow", "-g", "3000", "-b", "128",
@@ -351,10 +323,9 @@ def test_the_event_log_of_a_daemon_replays(folder: Path) -> None:
         for command in commands:
             with command:
                 command.communicate(timeout=60)
-    finally:
-        assert daemon.stop() == 0
-    with daemon.start("replay", str(log), "--validate", "--json", program=GPUD) as replay:
-        out, err = replay.communicate(timeout=60)
+        assert daemon.end() == 0
+        with daemon.start("replay", str(log), "--validate", "--json", program=GPUD) as replay:
+            out, err = replay.communicate(timeout=60)
     assert (replay.returncode, err) == (0, "")
     found = json.loads(out)
     assert found["events"]["JobSubmitted"] == 3

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -35,10 +34,10 @@ from typing import Any
 
 import gpud_client as gc
 from bench.harness.machine import describe
-from bench.harness.memory import anonymous_bytes
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
 from tests.faults.fuzz.neighbour import Neighbour
+from tests.support.processes import Sample, samples
 from tests.support.raw_client import Raw
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -225,21 +224,20 @@ def settled(front: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
 
 def usage(front: int) -> dict[str, Any]:
     """Return processes, descriptors and memory of the daemon and its children, by role."""
-    roles: dict[str, list[int]] = {"front": [front], "host": [], "worker": []}
-    for pid in _children(front):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        roles["host" if b"gpud.device.host" in command else "worker"].append(pid)
-    found: dict[str, Any] = {"processes": 1 + len(roles["host"]) + len(roles["worker"])}
-    found |= {"descriptors": {}, "private_mib": {}}
-    for role, pids in roles.items():
-        found["descriptors"][role] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)  # noqa: PTH208
-        found["private_mib"][role] = round(sum(map(anonymous_bytes, pids)) / 2**20, 1)
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    roles: dict[str, list[Sample]] = {"front": [], "host": [], "worker": []}
+    for one in samples(front):
+        if one.role != "native":
+            roles.get(one.role, roles["worker"]).append(one)
+    return {
+        "processes": sum(map(len, roles.values())),
+        "descriptors": {
+            role: sum(one.descriptors for one in those) for role, those in roles.items()
+        },
+        "private_mib": {
+            role: round(sum(one.private_bytes for one in those) / 2**20, 1)
+            for role, those in roles.items()
+        },
+    }
 
 
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

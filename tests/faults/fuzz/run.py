@@ -45,10 +45,10 @@ from bench.harness.timing import load
 from tests.compiler.support import ptx_samples
 from tests.faults.fuzz import inputs
 from tests.faults.fuzz.choices import Dice
-from tests.faults.fuzz.daemon import Daemon
 from tests.faults.fuzz.live import KERNEL, fuzz_connection
 from tests.faults.fuzz.neighbour import Neighbour
 from tests.faults.fuzz.parser import BATCH, Outcomes, all_fuzzers, check_batch
+from tests.support.daemon_process import DaemonProcess, serving
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "fuzz.json"
@@ -171,7 +171,7 @@ def fuzz_live(seed: str, messages: int, end: float) -> dict[str, Any]:
     rows: list[dict[str, dict[str, float]]] = []
     sent = connections = 0
     slowest = (0.0, 0)
-    with Daemon("cpu:2") as daemon, Neighbour(str(daemon.path)) as neighbour:
+    with serving("cpu:2") as daemon, Neighbour(str(daemon.path)) as neighbour:
         foreign = neighbour.names() if os.geteuid() == 0 else {}
         began = time.monotonic()
         while sent < messages and time.monotonic() < end and len(problems) < 10:
@@ -209,7 +209,7 @@ def fuzz_live(seed: str, messages: int, end: float) -> dict[str, Any]:
     }
 
 
-def _sizes(daemon: Daemon) -> dict[str, dict[str, float]]:
+def _sizes(daemon: DaemonProcess) -> dict[str, dict[str, float]]:
     return {
         one.role: {
             "private_mib": round(one.private_bytes / _MIB, 1),

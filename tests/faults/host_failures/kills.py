@@ -14,10 +14,12 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from bench.harness.memory import resident_bytes
 from tests.faults.host_failures.load import Load, Wrong
 from tests.integration.daemon_world import Client
+from tests.support.processes import children
 
 MOST_PAUSE_S = 0.8
 """Between a host's start and its end: some are ended while they load, most while they work."""
@@ -150,20 +152,5 @@ class Kills:
 
 def holdings(pid: int) -> Holdings:
     """What a process has now."""
-    proc = Path("/proc") / str(pid)
-    pages = int((proc / "statm").read_text().split()[1])
-    return Holdings(
-        len(list((proc / "fd").iterdir())),
-        _children(pid),
-        pages * os.sysconf("SC_PAGE_SIZE"),
-    )
-
-
-def _children(pid: int) -> int:
-    found = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                fields: Any = (entry / "stat").read_text().rpartition(")")[2].split()
-                found += int(fields[1]) == pid
-    return found
+    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return Holdings(descriptors, len(children(pid)), resident_bytes(pid))

@@ -29,8 +29,8 @@ from typing import Any
 
 from gpud.wire import messages as wm
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz.daemon import NOBODY
 from tests.faults.fuzz.live import KERNEL, Talk, Unanswered, fuzz_connection
+from tests.support.daemon_process import NOBODY
 
 _HEAD = ".version 8.0\n.target sm_75\n.address_size 64\n"
 SOURCES = {

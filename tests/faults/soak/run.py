@@ -41,9 +41,10 @@ from typing import Any
 from bench.harness.machine import describe
 from bench.harness.timing import load
 from gpud.wire import messages as wm
-from tests.faults.fuzz.daemon import Daemon, Sample
 from tests.faults.fuzz.live import Talk, Unanswered
 from tests.faults.soak.hostile_clients import ACTS, run_kernel
+from tests.support.daemon_process import DaemonProcess, serving
+from tests.support.processes import Sample
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "bench" / "results" / "soak.json"
@@ -91,7 +92,7 @@ def _contained(name: str, wishes: dict[str, str]) -> bool:
     """Whether a daemon contains this act: its device host survives."""
     if wishes[name] == "off":
         return False
-    with Daemon("cpu:1", **SETTINGS) as daemon, closing(Talk(daemon.connect())) as talk:
+    with serving("cpu:1", **SETTINGS) as daemon, closing(Talk(daemon.connect())) as talk:
         hosts = [one.pid for one in daemon.samples() if one.role == "host"]
         talk.ask(wm.Hello(1, 1, "try"))
         try:
@@ -108,7 +109,7 @@ def _contained(name: str, wishes: dict[str, str]) -> bool:
 def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[str, Any]:
     """Run the benchmark; returns all figures, see `report`. ``problems`` is empty on success."""
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(device, **SETTINGS))
+        daemon = stack.enter_context(serving(device, **SETTINGS))
         started = _settled(daemon)
         good = _client(stack, ["tests.faults.soak.good_clients", str(daemon.path), str(seconds)])
         bad = _client(
@@ -170,7 +171,9 @@ Row = tuple[float, Sample]
 """Part of the time that had passed, and a sample of a process."""
 
 
-def _watch(daemon: Daemon, seconds: float, clients: Sequence[subprocess.Popen[str]]) -> list[Row]:
+def _watch(
+    daemon: DaemonProcess, seconds: float, clients: Sequence[subprocess.Popen[str]]
+) -> list[Row]:
     """Sample the daemon until the time is over, or the daemon or a client process has ended."""
     rows: list[Row] = []
     began = time.monotonic()
@@ -229,14 +232,14 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return sum((at - x) * (value - y) for at, value in points) / below if below else 0.0
 
 
-def _status(daemon: Daemon) -> dict[str, Any]:
+def _status(daemon: DaemonProcess) -> dict[str, Any]:
     with closing(Talk(daemon.connect(other_user=False))) as talk:
         talk.ask(wm.Hello(1, 1, "soak"))
         found: dict[str, Any] = talk.ask(wm.Query(2, "status")).value
         return found
 
 
-def _left(daemon: Daemon) -> dict[str, int]:
+def _left(daemon: DaemonProcess) -> dict[str, int]:
     """Sessions, jobs and memory left after all clients have ended; waits up to `_GONE_S`."""
     end = time.monotonic() + _GONE_S
     while True:
@@ -253,7 +256,7 @@ def _left(daemon: Daemon) -> dict[str, int]:
         time.sleep(0.2)
 
 
-def _settled(daemon: Daemon) -> list[Sample]:
+def _settled(daemon: DaemonProcess) -> list[Sample]:
     """Return the daemon's processes, once their number is steady."""
     end = time.monotonic() + _GONE_S
     while True:
