@@ -120,7 +120,8 @@ class _Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env={**os.environ, "NOTIFY_SOCKET": str(self._notify)},
+                # It has no history file: that is the service's, if this program is one.
+                env={**os.environ, "NOTIFY_SOCKET": str(self._notify), "STATE_DIRECTORY": ""},
                 # Ctrl-C is for this program, which ends its daemon itself.
                 start_new_session=True,
             )

@@ -10,6 +10,7 @@ in capitals; the flag is ``--`` and the key with hyphens.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -64,6 +65,11 @@ def _setting(
         return field(default_factory=make, metadata=about)
     value = None if default is None else type_.from_text(default)
     return field(default=value, metadata=about)
+
+
+def _default_history_file() -> Path | None:
+    folder = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    return Path(folder, "history.sqlite") if folder else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +230,20 @@ class Config:
         quantities.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
     )
     history: int = _setting(
-        types.integer(0, 1_000_000), "1000", "ended jobs that are kept for `gpuctl history`"
+        types.integer(0, 1_000_000), "1000", "ended jobs that are kept in memory"
+    )
+    history_file: Path | None = _setting(
+        types.location(),
+        None,
+        "the file in which jobs that have ended are kept for `gpuctl history` and `gpuctl report`, "
+        "across restarts; by default history.sqlite in $STATE_DIRECTORY, which systemd sets for a "
+        "service, and without that none: then they show what is in memory",
+        make=_default_history_file,
+    )
+    history_file_bytes: int = _setting(
+        quantities.memory(1 << 20, 1 << 40),
+        "64 MiB",
+        "the largest size of that file, some 200,000 jobs; then the oldest are deleted",
     )
     log_level: str = _setting(
         types.choice("debug", "info", "warning", "error"),

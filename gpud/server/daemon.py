@@ -28,6 +28,7 @@ from gpud.server.handlers.connections import Connections
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.handlers.doctor import Doctor
 from gpud.server.handlers.followers import Followers
+from gpud.server.handlers.history import HistoryRequests
 from gpud.server.handlers.job_rows import JobRows
 from gpud.server.handlers.jobs import JobRequests
 from gpud.server.handlers.memory import MemoryRequests
@@ -201,6 +202,7 @@ class Daemon:
             JobRequests(state.jobs, state.history, runner, job_rows, answers),
             Queries(state, devices, runner, job_rows, device_rows, doctor, answers),
             followers,
+            HistoryRequests(state.history, answers),
         )
         self.connections = Connections(
             state, outbox, handlers, devices, device_rows, runner, followers
@@ -339,6 +341,7 @@ class Daemon:
             self.runner.close()
             self._gpu_monitors.close()
             self.state.arenas.close()
+            await self.state.history.close()
         if self._event_log is not None:
             self._event_log.close()
         for listener in self._listeners:

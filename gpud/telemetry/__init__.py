@@ -1,1 +1,1 @@
-"""Telemetry: the daemon's bounded history of events and allocations, and NVML readings."""
+"""Telemetry: the daemon's bounded histories of events, allocations and jobs; NVML readings."""

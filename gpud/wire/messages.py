@@ -32,10 +32,11 @@ from gpud.wire.field_types import (
 from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
-    "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena", "Began",
-    "Cancel", "Compile", "Compiled", "Describe", "Download", "Failed", "Finished", "Follow", "Free",
-    "Goodbye", "Happened", "Hello", "LaunchRecord", "Measure", "Measured", "Query", "ReadSymbol",
-    "Resize", "Resume", "Submit", "Unload", "Upload", "Welcome", "WriteSymbol",
+    "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena",
+    "AskHistory", "Began", "Cancel", "Compile", "Compiled", "Describe", "Download", "Failed",
+    "Finished", "Follow", "Free", "Goodbye", "Happened", "Hello", "LaunchRecord", "Measure",
+    "Measured", "Query", "ReadSymbol", "Resize", "Resume", "Submit", "Unload", "Upload", "Welcome",
+    "WriteSymbol",
 ]  # fmt: skip
 
 VERSION = 2
@@ -297,6 +298,31 @@ class Resume(NamedTuple):
 
     request: Request
     last_job: Annotated[int, uint(32), "jobs are numbered from the one after this"]
+
+
+@_client(18)
+class AskHistory(NamedTuple):
+    """Ask for jobs that have ended, or for sums over them; answered by `Answer`.
+
+    The answer is a map with "rows": jobs, the latest last, or sums, the largest use first. Users
+    get their own jobs, root and the daemon's user those of all.
+    """
+
+    request: Request
+    user: Annotated[str | None, optional(text(256)), "of this user only, by name or number"] = None
+    since_s: Annotated[
+        int | None, optional(uint(40)), "ended at this time or later, in seconds since 1970"
+    ] = None
+    until_s: Annotated[int | None, optional(uint(40)), "ended before this time"] = None
+    state: Annotated[
+        str | None, optional(choice("done", "failed", "cancelled")), "ended like this"
+    ] = None
+    by: Annotated[
+        str | None,
+        optional(choice("user", "program", "state", "device")),
+        "sums by this instead of single jobs",
+    ] = None
+    limit: Annotated[int, uint(32, most=100_000), "the most rows; 0: as many as fit"] = 0
 
 
 # -- from the daemon -----------------------------------------------------------------------------

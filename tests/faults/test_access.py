@@ -143,6 +143,14 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
         wm.Query,
         [(partial(_query, topic), _hides_alice) for topic in wm.TOPICS],
     ),
+    "AskHistory": (
+        wm.AskHistory,
+        [
+            (lambda s, r: wm.AskHistory(r), _hides_alice),
+            (lambda s, r: wm.AskHistory(r, by="user"), _hides_alice),
+            (lambda s, r: wm.AskHistory(r, str(ALICE)), "invalid-argument"),
+        ],
+    ),
     "Follow": (wm.Follow, [(lambda s, r: wm.Follow(r), lambda value: value is None)]),
 }
 

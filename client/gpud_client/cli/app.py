@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpud_client.cli import events, job_control, queries, run, top
+from gpud_client.cli import events, history, job_control, queries, run, top
 from gpud_client.cli.output import SocketOption
 
 __all__ = ["app"]
@@ -55,7 +55,8 @@ COMMANDS = {
         queries.memory,
         events.events,
         events.trace,
-        queries.history,
+        history.history,
+        history.report,
         queries.doctor,
     )
 }

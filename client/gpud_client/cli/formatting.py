@@ -15,6 +15,7 @@ __all__ = [
     "first",
     "gauges",
     "meter",
+    "moment",
     "part",
     "percent",
     "progress",
@@ -147,6 +148,13 @@ def clock(value: Any) -> str:
         return "-"
     moment = datetime.fromtimestamp(value).astimezone()
     return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03}"
+
+
+def moment(value: Any) -> str:
+    """Format a time in seconds since 1970 as local date and time."""
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{datetime.fromtimestamp(value).astimezone():%m-%d %H:%M:%S}"
 
 
 def bar(part: float, whole: float, width: int) -> str:

@@ -25,7 +25,7 @@ from gpud_client.cli.output import (
 if TYPE_CHECKING:
     from gpud_client.cli.minimal_client import MinimalClient
 
-__all__ = ["DEVICES", "JOBS", "doctor", "headline", "history", "kernels", "memory", "ps", "status"]
+__all__ = ["DEVICES", "JOBS", "doctor", "headline", "kernels", "memory", "ps", "status"]
 
 _POLL_S = 0.05
 
@@ -63,20 +63,6 @@ JOBS = (
     Column("progress", "task blocks", formatting.progress, right=True, brief=formatting.part),
     Column("queued_s", "queued", formatting.seconds, right=True, spare=5),
     Column("run_s", "ran", formatting.seconds, right=True, spare=2),
-)
-
-_HISTORY_SPARES = {"kind": 8, "queued_s": 1, "program": 2, "reservation": 5, "quota": 4}
-_HISTORY = (
-    *(
-        column._replace(spare=_HISTORY_SPARES.get(column.key, column.spare))
-        for column in JOBS
-        if column.key not in ("allocation", "progress", "run_s")
-    ),
-    Column("first_block_s", "first block", formatting.seconds, right=True, spare=3),
-    Column("run_s", "ran", formatting.seconds, right=True),
-    Column("resizes", "resizes", formatting.count, right=True, spare=2),
-    Column("capsm_seconds", "CapSM s", formatting.share, right=True, spare=9),
-    Column("error", "error", formatting.error, least=20, wraps=True),
 )
 
 _KERNELS = (
@@ -173,18 +159,6 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         return
     print_table(DEVICES, answer.get("devices", []), "it has no device")
     print_table(_MEMORY, answer.get("sessions", []), "nobody holds memory")
-
-
-def history(
-    limit: LimitOption = 20, socket: SocketOption = None, as_json: JsonOption = False
-) -> None:
-    """List jobs that have ended, the latest last."""
-    with connect(socket) as client:
-        answer = client.query("history", limit)
-    if as_json:
-        emit(answer)
-        return
-    print_table(_HISTORY, answer.get("jobs", []), "no job has ended yet")
 
 
 def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpud.errors import GpudError
-from gpud.wire.messages import TOPICS, Cancel, Describe, Follow, Query, Resize
+from gpud.wire.messages import TOPICS, AskHistory, Cancel, Describe, Follow, Query, Resize
 from gpud_client.connection.pending import Operation, Request
 
-__all__ = ["cancel", "describe", "follow", "query", "resize"]
+__all__ = ["ask_history", "cancel", "describe", "follow", "query", "resize"]
 
 JobRef = tuple[int, int]
 """The numbers of a session and of one of its jobs."""
@@ -26,10 +26,22 @@ def query(topic: str, limit: int = 0) -> Operation[dict[str, Any]]:
     if topic not in TOPICS:
         raise ValueError(f"a topic is one of {', '.join(TOPICS)}, not {topic!r}")
     answer = yield Request(lambda number: Query(number, topic, limit))
-    rows = answer.value
-    if not isinstance(rows, dict):
-        raise GpudError(f"the daemon answered with {type(rows).__name__}, not with a map")
-    return rows
+    return _map(answer.value)
+
+
+def ask_history(
+    user: str | None,
+    since_s: int | None,
+    until_s: int | None,
+    state: str | None,
+    by: str | None,
+    limit: int,
+) -> Operation[dict[str, Any]]:
+    """Ask for jobs that have ended, see `gpud.wire.messages.AskHistory`."""
+    answer = yield Request(
+        lambda number: AskHistory(number, user, since_s, until_s, state, by, limit)
+    )
+    return _map(answer.value)
 
 
 def describe(job: JobRef) -> Operation[dict[str, Any] | None]:
@@ -53,3 +65,9 @@ def cancel(job: JobRef) -> Operation[bool]:
 def follow() -> Operation[None]:
     """Have the daemon send every event from now on."""
     yield Request(lambda number: Follow(number, True))
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise GpudError(f"the daemon answered with {type(value).__name__}, not with a map")
+    return value

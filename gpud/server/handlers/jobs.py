@@ -10,7 +10,8 @@ from gpud.errors import GpudError, UnknownName
 from gpud.server.handlers.answers import Answers, rows
 from gpud.server.handlers.job_rows import JobRows
 from gpud.server.hosts.runner import Runner
-from gpud.server.state.job_tables import ActiveJobs, JobHistory
+from gpud.server.state.job_history import JobHistory
+from gpud.server.state.job_tables import ActiveJobs
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import JobId, SessionId, job_id, job_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpud.server.handlers.connection import Handlers
 from gpud.server.handlers.followers import Followers
+from gpud.server.handlers.history import HistoryRequests
 from gpud.server.handlers.jobs import JobRequests
 from gpud.server.handlers.memory import MemoryRequests
 from gpud.server.handlers.programs import ProgramRequests
@@ -21,6 +22,7 @@ def message_table(
     jobs: JobRequests,
     queries: Queries,
     followers: Followers,
+    history: HistoryRequests,
 ) -> Handlers:
     """Return the handlers by message; `Hello` has none, as it opens the session."""
     return {
@@ -40,4 +42,5 @@ def message_table(
         wm.Describe: jobs.describe,
         wm.Query: queries.query,
         wm.Follow: followers.follow,
+        wm.AskHistory: history.ask,
     }

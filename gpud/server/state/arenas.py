@@ -295,6 +295,10 @@ class Arenas:
             else:
                 self._loop.run_in_executor(None, close_freed, descriptor, [(0, arena.size)])
 
+    def array_bytes(self, session: SessionId, device: int) -> int:
+        """Return the bytes of a session's arrays on a device, freed ones that wait included."""
+        return self._ledger.array_bytes(session, device)
+
     def close(self) -> None:
         """Free everything. The event loop may end afterwards."""
         self._closing = True

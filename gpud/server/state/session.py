@@ -14,7 +14,7 @@ from gpud.errors.base import shorten
 from gpud.server.ipc.stream import Stream
 from gpud.server.state.access import Peer
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.job_tables import JobHistory
+from gpud.server.state.job_history import JobHistory
 from gpud.server.state.modules import Kernel, Module
 from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, User
 from gpud.server.state.sequence import ValidatedSequence
@@ -228,7 +228,8 @@ class Session:
         stats = job.stats(now_ns)
         fields = None if error is None else error.to_wire()
         self.send(Finished(number, state, fields, job.output, stats, job.progress))
-        self._history.add(job, state, error, now_ns, stats)
+        memory_bytes = self._arenas.array_bytes(self.number, job.device)
+        self._history.add(job, state, error, now_ns, stats, memory_bytes)
         if state == "failed":
             self.failed += 1
             if self.failed == 1:

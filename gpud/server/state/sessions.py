@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpud.server.ipc.stream import Stream
 from gpud.server.state.access import Peer
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.job_tables import JobHistory
+from gpud.server.state.job_history import JobHistory
 from gpud.server.state.numbers import number_after
 from gpud.server.state.quota import Users
 from gpud.server.state.session import Session

@@ -8,7 +8,8 @@ import time
 from gpud.config import Config
 from gpud.server.ipc.file_descriptors import DescriptorBudget
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.job_tables import ActiveJobs, JobHistory
+from gpud.server.state.job_history import JobHistory
+from gpud.server.state.job_tables import ActiveJobs
 from gpud.server.state.modules import Modules
 from gpud.server.state.quota import Users
 from gpud.server.state.sessions import Sessions
@@ -44,5 +45,5 @@ class SharedState:
         self.users = Users(config)
         self.modules = Modules()
         self.jobs = ActiveJobs()
-        self.history = JobHistory(self.records)
+        self.history = JobHistory(self.records, config, loop)
         self.sessions = Sessions(self.users, self.arenas, self.history, config.max_jobs_per_session)

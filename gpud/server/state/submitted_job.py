@@ -44,6 +44,7 @@ class SubmittedJob:
         record: the scheduler's record until the job has ended; None if it was refused.
         state: how it ended; None before.
         error: the error it failed with on its device.
+        memory_bytes: of its session's arrays on its device when it ended; None before.
         started_ns: when it was sent to its device, monotonic; None: it was not.
         follows: how many jobs it must wait for.
         sequence: the launches; only until the job has ended.
@@ -52,9 +53,9 @@ class SubmittedJob:
 
     __slots__ = (
         "_stats", "_terms", "device", "ended_ns", "error", "first_block_ns", "follows", "id",
-        "kernels", "launches", "number", "occupancy", "online", "output", "owner", "program",
-        "progress", "record", "release_ns", "resizes", "sequence", "session", "started_ns", "state",
-        "submitted_ns", "uid",
+        "kernels", "launches", "memory_bytes", "number", "occupancy", "online", "output", "owner",
+        "program", "progress", "record", "release_ns", "resizes", "sequence", "session",
+        "started_ns", "state", "submitted_ns", "uid",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +91,7 @@ class SubmittedJob:
         self.resizes = 0
         self.state: str | None = None
         self.ended_ns: int | None = None
+        self.memory_bytes: int | None = None
         self._stats: dict[str, Any] | None = None
         self._terms: tuple[Fraction | None, Fraction | None, int] = _NO_TERMS
 
@@ -103,12 +105,20 @@ class SubmittedJob:
         """The state that is shown to people."""
         return self.state or ("waiting" if self.record is None else self.record.state.value)
 
-    def end(self, state: str, error: GpudError | None, now_ns: int, stats: dict[str, Any]) -> None:
+    def end(
+        self,
+        state: str,
+        error: GpudError | None,
+        now_ns: int,
+        stats: dict[str, Any],
+        memory_bytes: int,
+    ) -> None:
         """Mark it as ended, with its final ``stats``; drop what the history does not need."""
         record = self.record
         if record is not None:
             self._terms = (record.reservation, record.quota, record.submission.weight)
         self.state, self.error, self.ended_ns, self._stats = state, error, now_ns, stats
+        self.memory_bytes = memory_bytes
         self.record = None
         self.output = b""
         del self.sequence, self.owner
@@ -162,6 +172,7 @@ class SubmittedJob:
             "occupancy": self.occupancy,
             "device": self.device,
             "progress": list(self.progress),
+            "memory_bytes": self.memory_bytes,
             "submitted_at_s": (self.submitted_ns + epoch_ns) / 1e9,
             "ended_at_s": None if ended_ns is None else (ended_ns + epoch_ns) / 1e9,
             "error": None if self.error is None else self.error.to_wire(),

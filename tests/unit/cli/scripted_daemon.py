@@ -16,6 +16,7 @@ from gpud.wire.messages import (
     CLIENT_PROTOCOL,
     VERSION,
     Answer,
+    AskHistory,
     Cancel,
     Describe,
     Failed,
@@ -99,6 +100,8 @@ class Peer:
                     yield Failed(message.request, found.to_wire())
                 else:
                     yield Answer(message.request, found)
+            case AskHistory():
+                yield Answer(message.request, {"rows": self.answers["history"].get("jobs", [])})
             case Describe():
                 yield Answer(message.request, [self.jobs.get(job) for job in message.jobs])
             case Cancel():

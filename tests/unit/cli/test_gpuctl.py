@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 
 from gpud.errors import Draining, LimitExceeded
-from gpud.wire.messages import Cancel, Compile, Follow, Query, Resize
+from gpud.wire.messages import AskHistory, Cancel, Compile, Follow, Query, Resize
 from gpud_client.cli import main
 from gpud_client.cli import queries as looking
 from gpud_client.cli.exit_status import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
@@ -181,9 +182,43 @@ def test_ps_all_has_the_ended_jobs_first(peer: Peer, capsys: pytest.CaptureFixtu
 
 def test_limits_are_passed_on(peer: Peer) -> None:
     assert main(["history", "-n", "7"]) == main(["events", "--limit", "5"]) == DONE
-    assert [(query.topic, query.limit) for query in peer.asked_for(Query)] == [
-        ("history", 7), ("events", 5),
-    ]  # fmt: skip
+    assert [(query.topic, query.limit) for query in peer.asked_for(Query)] == [("events", 5)]
+    assert [asked.limit for asked in peer.asked_for(AskHistory)] == [7]
+
+
+@pytest.mark.parametrize(
+    ("written", "since_s"),
+    [
+        ("90s", 999_910), ("15min", 999_100), ("12h", 956_800), ("1d", 913_600), ("1w", 395_200),
+        ("1970-01-02T00:00:00+00:00", 86_400), ("9999w", 0),
+    ],
+)  # fmt: skip
+def test_history_of_a_time(
+    written: str, since_s: int, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpud_client.cli.history.time.time", lambda: 1_000_000.5)
+    arguments = ["--user", "alice", "--state", "failed", "--since", written, "--until", "0s"]
+    assert main(["history", *arguments]) == DONE
+    (asked,) = peer.asked_for(AskHistory)
+    assert asked[1:] == ("alice", since_s, 1_000_000, "failed", None, 20)
+
+
+def test_history_as_comma_separated_values(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "kernel-trap", "message": 'a trap, in "step"'}
+    peer.answers["history"] = {"jobs": [{"id": "2.5", "kernels": ["step", "sum"], "error": error}]}
+    assert main(["history", "--csv"]) == DONE
+    assert list(csv.DictReader(io.StringIO(capsys.readouterr().out))) == [
+        {"id": "2.5", "kernels": "step sum", "error": 'a trap, in "step"'}
+    ]
+
+
+def test_a_report_adds_up(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"program": "train.py", "jobs": 12, "failed": 1, "capsm_seconds": 34.5, "queued_s": 0.5}
+    peer.answers["history"] = {"jobs": [row]}
+    assert main(["report", "--by", "program", "--since", "7d"]) == DONE
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("program", "train.py", "12", "34.5", "500 ms")), out
+    assert [asked.by for asked in peer.asked_for(AskHistory)] == ["program"]
 
 
 def test_doctor_fails_where_there_is_a_problem(
@@ -360,6 +395,8 @@ def test_without_a_daemon(
         (["status", "--colour"], "No such option"),
         (["state"], "No such command"),
         (["history", "-n", "-1"], "Invalid value"),
+        (["history", "--since", "yesterday"], "how long ago (30s, 15min, 12h, 7d, 2w)"),
+        (["report", "--by", "kernel"], "Invalid value"),
         (["top", "-n", "1", "--interval", "0"], "Invalid value"),
         (["status", "more"], "unexpected extra argument"),
     ],
