@@ -118,6 +118,7 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("data", "ptr"),
     ("run_lockstep", "ptr"),
     ("run_region", "ptr"),
+    ("begin_diverged", "ptr"),
     ("exchange", "ptr"),
     ("uniform_table", "ptr"),
     ("shared_size", "i64"),
@@ -152,10 +153,11 @@ _FIELDS: tuple[tuple[str, str], ...] = (
 )
 """Header fields in order; those before ``ctaid_x`` are the same for all blocks of a launch.
 
-``run_lockstep``, ``run_region``, ``exchange`` and ``uniform_table`` point into the kernel's own
-code (see `gpud.device.cpu.codegen.kernel`). ``threads`` is the block's size, ``padded`` the same in
-whole warps. ``setup`` is a `Setup`. ``lockstep_block`` is the number of the kernel's block at which
-all threads run in lockstep, -1 if they have diverged; ``start`` is its initial value. When threads
+``run_lockstep``, ``run_region``, ``begin_diverged``, ``exchange`` and ``uniform_table`` point into
+the kernel's own code (see `gpud.device.cpu.codegen.kernel`). ``threads`` is the block's size,
+``padded`` the same in whole warps. ``setup`` is a `Setup`. ``lockstep_block`` is the number of the
+kernel's block at which all threads run in lockstep, -1 if they have diverged; ``start`` is its
+initial value. When threads
 diverge, ``taken_state`` and ``fallthrough_state`` are their new state words, chosen by each
 thread's ``key`` if ``by_vote`` is set; otherwise all get ``taken_state``. ``claim`` is the current
 task block of a persistent block, `NOTHING` before its first.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 __all__ = ["ENTRY_POINTS", "GeneratedKernel"]
 
-ENTRY_POINTS = ("run_lockstep", "run_region", "exchange", "uniform_table")
+ENTRY_POINTS = ("run_lockstep", "run_region", "begin_diverged", "exchange", "uniform_table")
 """Symbols that the generated code exports; each has a header field of the same name."""
 
 

@@ -2,9 +2,10 @@
 
 The generated module exports the entry points that a resident block's header refers to:
 ``run_lockstep`` (run all threads in lockstep), ``run_region`` (run a range of threads from one
-cut), ``exchange`` (complete a warp collective) and ``uniform_table`` (which registers are uniform
-at which block). `gpud.device.cpu.codegen.runtime.thread_scheduler` calls them. All data of a block
-is reached through ``%b``, so one compiled kernel serves any number of blocks.
+cut), ``begin_diverged`` (before that), ``exchange`` (complete a warp collective) and
+``uniform_table`` (which registers are uniform at which block).
+`gpud.device.cpu.codegen.runtime.thread_scheduler` calls them. All data of a block is reached
+through ``%b``, so one compiled kernel serves any number of blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from gpud.compiler.analysis.data_layout import offsets
 from gpud.compiler.analysis.effects import is_call, special_registers
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import (
-    BLOCK_ARGUMENT,
     DataLayout,
     ModuleLayout,
     Shape,
@@ -37,14 +37,12 @@ from gpud.device.cpu.codegen.emit.device_functions import (
     frame_sizes,
 )
 from gpud.device.cpu.codegen.emit.flush_to_zero import (
-    FLUSHING_ATTRIBUTES,
-    define_with_flushing,
     wants_flushing,
 )
+from gpud.device.cpu.codegen.emit.kernel_context import KernelContext
 from gpud.device.cpu.codegen.emit.lockstep import define_lockstep
-from gpud.device.cpu.codegen.emit.region_writer import KernelContext, RegionWriter
+from gpud.device.cpu.codegen.emit.region_writer import define_regions
 from gpud.device.cpu.codegen.emit.thread_code import CallInfo
-from gpud.device.cpu.codegen.hoisting.merged_checks import MergedChecks
 from gpud.device.cpu.codegen.preparation.induction import split_inductions
 from gpud.device.cpu.codegen.preparation.inliner import possible_callees
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
@@ -130,11 +128,9 @@ def generate_kernel(
     plan = StagePlan(convergence, shape)
     kernel.region_cuts = tuple(sorted({*kernel.regions.cuts, *plan.divergence_points}))
     define_lockstep(kernel, plan)
-    for cut in kernel.region_cuts:
-        _define_region(kernel, cut)
+    define_regions(kernel)
     for function in functions:
         define_function(kernel, function)
-    _define_dispatch(kernel)
     _define_exchange(kernel)
     define_reports(ir)
     if arena is not None:
@@ -154,48 +150,6 @@ def generate_kernel(
 
 
 # -- parts of the module -----------------------------------------------------------------------
-
-
-def _define_region(kernel: KernelContext, cut: int) -> None:
-    header = f"define internal void @region.{cut}({BLOCK_ARGUMENT}, i32 %t0, i32 %t1) nounwind"
-    if kernel.ir.flushes:
-        header += f" {FLUSHING_ATTRIBUTES}"
-    emitter = Emitter(kernel.ir, header)
-    region = kernel.regions.region(cut)
-    any_thread = kernel.code(
-        emitter, kernel.places(emitter, "%t0"), lambda: emitter.end("ret void")
-    )
-    merged = MergedChecks(kernel, region.blocks, emitter, any_thread)
-    # Diverged threads are rare: not worth a vectorised, unrolled copy.
-    with emitter.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
-        places = kernel.places(emitter, thread)
-        code = kernel.code(emitter, places, lambda: emitter.end("ret void"))
-        after = emitter.label("next")
-        RegionWriter(kernel, emitter, code, region, after, merged).write()
-        emitter.place(after)
-    emitter.end("ret void")
-    emitter.finish()
-
-
-def _define_dispatch(kernel: KernelContext) -> None:
-    """Define ``void @run_region(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
-    arguments = f"{BLOCK_ARGUMENT}, i32 %cut, i32 %t0, i32 %t1"
-    header = f"define void @run_region({arguments}) nounwind"
-    if kernel.ir.flushes:
-        name = define_with_flushing(kernel.ir, "void", "run_region", arguments)
-        header = f"define internal void @{name}({arguments}) nounwind noinline"
-    emitter = Emitter(kernel.ir, header)
-    labels = {c: emitter.label("region") for c in kernel.region_cuts}
-    nowhere = emitter.label("nowhere")
-    arms = " ".join(f"i32 {c}, label %{label}" for c, label in labels.items())
-    emitter.end(f"switch i32 %cut, label %{nowhere} [{arms}]")
-    for c, label in labels.items():
-        emitter.place(label)
-        emitter.do(f"call void @region.{c}(ptr %b, i32 %t0, i32 %t1)")
-        emitter.end("ret void")
-    emitter.place(nowhere)
-    emitter.end("unreachable")
-    emitter.finish()
 
 
 def _define_exchange(kernel: KernelContext) -> None:

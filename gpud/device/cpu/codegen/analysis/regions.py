@@ -3,7 +3,7 @@
 Terms: a *cut* is a basic block at which a thread can be suspended and resumed (the entry, the block
 after a wait, the header of a loop that waits); the *region* of a cut is every block that a thread
 can run from there before it reaches a cut again. A block that is not a cut may belong to several
-regions, and is then generated once in each.
+regions.
 
 Properties:
 * between two cuts a thread touches no other thread's registers;
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
-from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, flags, written
+from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, flags
 from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
@@ -35,11 +35,10 @@ def waits(ins: ptx.Instruction | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``blocks`` in reverse post-order, the cut first; ``written`` registers of any of them."""
+    """``blocks`` in reverse post-order, the cut first."""
 
     cut: int
     blocks: tuple[int, ...]
-    written: frozenset[str]
 
 
 class Regions:
@@ -138,13 +137,30 @@ class Regions:
                     inside.add(successor)
                     stack.append(successor)
         ordered = (cut, *(b for b in self.flow.order if b in inside and b != cut))
-        names = {
-            register.name
-            for b in ordered
-            for place in self.flow.blocks[b].places
-            for register in written(place.instruction)
-        }
-        return Region(cut, ordered, frozenset(names))
+        return Region(cut, ordered)
+
+    def parts(self, cuts: Iterable[int], own_length: int) -> list[tuple[int, ...]]:
+        """Return ``cuts`` in groups.
+
+        A region of at most ``own_length`` instructions is alone. Of all others, those that share
+        blocks are in one group.
+        """
+        alone: list[tuple[int, ...]] = []
+        shared: list[tuple[set[int], list[int]]] = []
+        for cut in cuts:
+            blocks, members = set(self.region(cut).blocks), [cut]
+            if sum(len(self.flow.blocks[number].places) for number in blocks) <= own_length:
+                alone.append((cut,))
+                continue
+            apart = []
+            for part in shared:
+                if part[0].isdisjoint(blocks):
+                    apart.append(part)
+                else:
+                    blocks |= part[0]
+                    members += part[1]
+            shared = [*apart, (blocks, members)]
+        return sorted([*alone, *(tuple(sorted(members)) for _, members in shared)])
 
     def yields(self, source: int, target: int) -> bool:
         """Return whether the edge is a back edge to the header of a loop that waits."""

@@ -31,7 +31,7 @@ from gpud.device.cpu.codegen.preparation.provenance import MAX_ORIGINS
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 if TYPE_CHECKING:
-    from gpud.device.cpu.codegen.emit.region_writer import KernelContext
+    from gpud.device.cpu.codegen.emit.kernel_context import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 
 __all__ = [

@@ -28,7 +28,7 @@ from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
 from gpud.device.cpu.codegen.emit.check_code import stack_base
 from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES
-from gpud.device.cpu.codegen.emit.region_writer import KernelContext
+from gpud.device.cpu.codegen.emit.kernel_context import KernelContext
 from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 from gpud.device.cpu.codegen.preparation.inliner import possible_callees
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check, is_target

@@ -26,7 +26,7 @@ from gpud.device.cpu.abi.layout import BLOCK_ARGUMENT, HEADER, Status
 from gpud.device.cpu.codegen.analysis.stage_plan import Stage, StagePlan
 from gpud.device.cpu.codegen.emit.boundary_guards import BoundaryTile
 from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES, define_with_flushing
-from gpud.device.cpu.codegen.emit.region_writer import KernelContext, state_word
+from gpud.device.cpu.codegen.emit.kernel_context import KernelContext, state_word
 from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
 from gpud.device.cpu.codegen.runtime.thread_scheduler import DIVERGED, DONE, FAILED, QUANTUM_EXPIRED
 from gpud.device.cpu.ir.emitter import Emitter

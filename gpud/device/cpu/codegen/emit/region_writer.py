@@ -1,216 +1,162 @@
-"""A region as a native function over a range of diverged threads.
+"""The code of diverged threads: every block of a kernel once, entered at any cut.
 
-``void @region.K(ptr %b, i32 %t0, i32 %t1)`` runs the region of cut K for threads t0 .. t1-1: each
+``void @run_region(ptr %b, i32 %cut, i32 %t0, i32 %t1)`` runs threads t0 .. t1-1 from one cut: each
 loads its spilled registers, runs to the next cut, spills the registers live there and writes its
 state word: where it stopped and why. A range, because neighbouring threads are mostly at the same
 cut.
+
+Problem: threads can diverge at many blocks that do not end a region. With a function for each, the
+code behind them is repeated in all: it grows with the square of the kernel.
+
+Approach: a short region has a function of its own. Longer ones that share blocks have one function,
+which begins with a branch to the cut. What a cut needs (its registers, and those that are
+recomputed there) precedes the jump into the shared code.
+
+``void @begin_diverged(ptr %b)`` computes, once for each divergence, what merged bounds checks
+compare with.
+
+Properties:
+* ``linear``: each block of the kernel is written once, and for each cut at most `OWN_LENGTH`
+  instructions besides;
+* ``current``: where a thread stops, the array of a spilled register holds its value: it is stored,
+  unless it was loaded at every cut from which the thread may have come, and no block since then
+  has written it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, barrier, flags, read, written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.abi.layout import (
-    HEADER,
-    STATE_STATUS_SHIFT,
-    BlockLayout,
-    ModuleLayout,
-    Shape,
-    Status,
-)
-from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
-from gpud.device.cpu.codegen.analysis.regions import Region, Regions, waits
-from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
+from gpud.device.cpu.abi.layout import BLOCK_ARGUMENT, HEADER, Status
+from gpud.device.cpu.codegen.analysis.regions import Regions, waits
 from gpud.device.cpu.codegen.emit.fault_reports import report
-from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops, strip_mined_loops
-from gpud.device.cpu.codegen.emit.thread_code import CallInfo, ThreadCode
+from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES, define_with_flushing
+from gpud.device.cpu.codegen.emit.kernel_context import KernelContext, state_word
+from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops
+from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 from gpud.device.cpu.codegen.hoisting.merged_checks import MergedChecks
-from gpud.device.cpu.codegen.runtime.collectives import Collectives
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
-from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.ir.thread import zero
 
-__all__ = ["KernelContext", "RegionWriter", "state_word"]
+__all__ = ["OWN_LENGTH", "define_regions"]
+
+OWN_LENGTH = 150
+"""The most instructions of a region with a function of its own: it is a little faster, since its
+registers have one source, but what follows it is repeated. That of the claim of a task block has
+about a hundred."""
 
 
-def state_word(status: int, block: int) -> int:
-    """Return the state word of a thread that will resume at ``block``."""
-    return status << STATE_STATUS_SHIFT | block
+def define_regions(kernel: KernelContext) -> None:
+    """Define ``@run_region`` and ``@begin_diverged``."""
+    merged = MergedChecks(kernel)
+    arguments = f"{BLOCK_ARGUMENT}, i32 %cut, i32 %t0, i32 %t1"
+    header = f"define void @run_region({arguments}) nounwind"
+    if kernel.ir.flushes:
+        name = define_with_flushing(kernel.ir, "void", "run_region", arguments)
+        header = f"define internal void @{name}({arguments}) nounwind noinline"
+    emitter = Emitter(kernel.ir, header)
+    parts = kernel.regions.parts(kernel.region_cuts, OWN_LENGTH)
+    labels = {cut: emitter.label("part") for cuts in parts for cut in cuts[:1]}
+    nowhere = emitter.label("nowhere")
+    arms = " ".join(f"i32 {cut}, label %{labels[cuts[0]]}" for cuts in parts for cut in cuts)
+    emitter.end(f"switch i32 %cut, label %{nowhere} [{arms}]")
+    for cuts in parts:
+        emitter.place(labels[cuts[0]])
+        emitter.do(f"call void @{_define_part(kernel, cuts, merged)}({_PASSED})")
+        emitter.end("ret void")
+    emitter.place(nowhere)
+    emitter.end("unreachable")
+    emitter.finish()
+    emitter = Emitter(kernel.ir, f"define void @begin_diverged({BLOCK_ARGUMENT}) nounwind")
+    places = kernel.places(emitter, "0")
+    merged.prepare(emitter, kernel.code(emitter, places, lambda: emitter.end("ret void")))
+    emitter.end("ret void")
+    emitter.finish()
 
 
-class KernelContext:
-    """State shared by the writers of one kernel's code."""
-
-    def __init__(
-        self,
-        ir: IRModule,
-        regions: Regions,
-        storage: Mapping[str, str],
-        shape: Shape,
-        module: ModuleLayout,
-        program: CallInfo,
-        parameters: tuple[Mapping[str, int], int],
-        locals_: Mapping[str, int],
-        local_size: int,
-    ) -> None:
-        self.ir = ir
-        self.regions = regions
-        self.storage = storage
-        self.noncanonical = noncanonical_registers(regions.flow.function.body or (), dict(storage))
-        self.shape = shape
-        self.module = module
-        self.program = program
-        self.parameters, self.parameter_size = parameters
-        self.parameter_window = self.parameter_size
-        """Bytes of the parameters that the program may read by computed addresses."""
-        self.locals = locals_
-        self.local_size = local_size
-        self.layout = BlockLayout(shape.threads)
-        self.spill_tags = ", !alias.scope !2, !noalias !3, !llvm.access.group !4"
-        self.user_tags = ", !alias.scope !3, !noalias !2, !llvm.access.group !4"
-        self.ordered_tags = ", !alias.scope !3, !noalias !2"
-        self.collectives = Collectives(self.layout, self.spill_tags)
-        self.region_cuts: tuple[int, ...] = regions.cuts
-        """Blocks at which a diverged thread can resume."""
-        self.arena: tuple[int, int] | None = None
-        """Base and size of the memory that accesses are checked against; None: no checks."""
-        self.heap: tuple[int, int] | None = None
-        """Address and size of the program's own heap."""
-        self.syncs_grid = False
-        """Whether the kernel synchronises its grid: then accesses to the job record's words for
-        that are legal."""
-        self.strip_mined_loops = strip_mined_loops(regions.flow, regions.cuts)
-        """Loops of diverged threads that poll once in many iterations."""
-        self.frames = 0
-        """Bytes for the frames of functions; 0: local variables are on the stack of the OS thread.
-        """
-        self._loops = 0
-
-    def parallel_loop(self) -> str:
-        """Return the metadata for the back edge of a loop whose iterations are different threads.
-
-        LLVM attaches it to the branch of the back edge, and may transfer it to loops of the
-        program, whose iterations depend on each other. An outer loop that ends in the same branch
-        gets it with the loop over threads, and keeps it when that is unrolled or deleted: so a
-        non-parallel `emit_side_effect` is placed at the start of those. An inner loop gets it when
-        nothing is left between its end and the branch: so a parallel `emit_side_effect` is placed
-        there.
-        """
-        self._loops += 1
-        number = 100 + self._loops
-        parallel = '!{!"llvm.loop.parallel_accesses", !4}'
-        self.ir.metadata(f"!{number}", f"!{number} = distinct !{{!{number}, {parallel}}}")
-        return f", !llvm.loop !{number}"
-
-    def emit_side_effect(self, emitter: Emitter, tags: str = "") -> None:
-        """Emit a pseudo-access that LLVM does not move or remove; it generates no machine code."""
-        self.ir.declare("declare void @llvm.sideeffect()")
-        emitter.do(f"call void @llvm.sideeffect(){tags}")
-
-    def places(
-        self, emitter: Emitter, thread: str, tid: tuple[str, str, str] | None = None
-    ) -> KernelAddresses:
-        """Return the special registers and symbols of ``thread`` in the function being written."""
-
-        def local(name: str) -> str | None:
-            offset = self.locals.get(name)
-            if offset is None:
-                return None
-            base, _ = places.local_range()
-            index = emitter.value(f"zext i32 {thread} to i64")
-            mine = emitter.value(f"mul i64 {index}, {self.local_size}")
-            start = emitter.value(f"add i64 {base}, {mine}")
-            return emitter.value(f"add i64 {start}, {offset}")
-
-        places = KernelAddresses(
-            emitter,
-            self.shape,
-            self.module,
-            self.layout,
-            thread,
-            tid,
-            self.parameters,
-            self.parameter_window,
-            local,
-        )
-        places.local_size = str(self.local_size * self.layout.padded)
-        places.own_local_size = self.local_size
-        return places
-
-    def code(
-        self, emitter: Emitter, places: KernelAddresses, fail: Callable[[], None]
-    ) -> ThreadCode:
-        """Return a thread of the kernel's own body; ``fail`` as in `ThreadCode`."""
-        code = ThreadCode(
-            emitter, self.storage, places, self.program, self.user_tags, self.ordered_tags
-        )
-        code.noncanonical = self.noncanonical
-        code.arena = self.arena
-        code.heap = self.heap
-        code.fail = fail
-        return code
+_PASSED = "ptr %b, i32 %cut, i32 %t0, i32 %t1"
 
 
-class RegionWriter:
-    """Writes the code of one region for one thread, inside a loop over threads."""
+def _define_part(kernel: KernelContext, cuts: tuple[int, ...], merged: MergedChecks) -> str:
+    """Define the function for regions that share blocks; returns its name."""
+    name = f"region.{cuts[0]}"
+    # What is loaded for some cut only must not be loaded ahead of the threads for all.
+    block = BLOCK_ARGUMENT if len(cuts) == 1 else "ptr noalias align 256 %b"
+    header = f"define internal void @{name}({block}, i32 %cut, i32 %t0, i32 %t1) nounwind"
+    if kernel.ir.flushes:
+        header += f" {FLUSHING_ATTRIBUTES}"
+    emitter = Emitter(kernel.ir, header)
+    # Diverged threads are rare: not worth a vectorised, unrolled copy.
+    with emitter.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
+        places = kernel.places(emitter, thread)
+        code = kernel.code(emitter, places, lambda: emitter.end("ret void"))
+        after = emitter.label("next")
+        _RegionWriter(kernel, emitter, code, after, merged, cuts).write()
+        emitter.place(after)
+    emitter.end("ret void")
+    emitter.finish()
+    return name
+
+
+class _RegionWriter:
+    """Writes the code of one diverged thread, inside a loop over threads."""
 
     def __init__(
         self,
         kernel: KernelContext,
         emitter: Emitter,
         code: ThreadCode,
-        region: Region,
         after: str,
         merged: MergedChecks,
+        cuts: tuple[int, ...],
     ) -> None:
         self.kernel = kernel
+        self.regions = kernel.regions
         self.emitter = emitter
         self.code = code
-        self.region = region
         self.after = after
         self.merged = merged
-        self.labels = {b: emitter.label(f"b{b}") for b in region.blocks}
+        self.cuts = cuts
+        self._registers = _Registers(kernel.regions, cuts)
+        self._current = self._registers.current()
+        self.order = self._registers.blocks
+        self.labels = {b: emitter.label(f"b{b}") for b in self.order}
         self.loops = StripMinedLoops(code, kernel.strip_mined_loops, self.labels)
 
     def write(self) -> None:
-        """Load the thread's spilled registers, then write every block of the region."""
-        self._load()
-        for number in self.region.blocks:
-            self.emitter.place(self.labels[number])
+        """Write the entry of every cut, then every block."""
+        emitter, kernel = self.emitter, self.kernel
+        for name in self._registers.names:
+            type_ = kernel.storage[name]
+            emitter.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
+        self.loops.start()
+        entries = {c: emitter.label(f"cut{c}") for c in self.cuts}
+        first, *others = entries
+        arms = " ".join(f"i32 {c}, label %{entries[c]}" for c in others)
+        emitter.end(f"switch i32 %cut, label %{entries[first]} [{arms}]")
+        for cut, label in entries.items():
+            emitter.place(label)
+            self._load(cut)
+            emitter.jump(self.labels[cut])
+        for number in self.order:
+            emitter.place(self.labels[number])
             self.loops.begin(number)
-            self._block(self.kernel.regions.flow.blocks[number])
+            self._block(self.regions.flow.blocks[number])
 
-    def _load(self) -> None:
-        regions, emitter, code = self.kernel.regions, self.emitter, self.code
-        cut = self.region.cut
-        kept = set(regions.spilled_at(cut))
-        used: dict[str, None] = {}
-        for number in self.region.blocks:
-            for place in regions.flow.blocks[number].places:
-                used.update(dict.fromkeys(r.name for r in read(place.instruction)))
-        used.update(dict.fromkeys(sorted(self.region.written)))
-        targets = [
-            s
-            for number in self.region.blocks
-            for s in regions.flow.blocks[number].successors
-            if regions.is_cut(s)
-        ]
-        used.update(dict.fromkeys(regions.to_spill(cut, targets)))
-        recipe = regions.recipe(used, cut)
-        for ins in recipe:
-            used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
-        for name in used:
+    def _load(self, cut: int) -> None:
+        """Load the registers that are spilled at ``cut``, and recompute those that are not."""
+        emitter, code = self.emitter, self.code
+        for name in self.regions.spilled_at(cut):
             type_ = self.kernel.storage[name]
-            value = zero(type_)
-            if name in kept:
-                value = emitter.value(
-                    f"load {type_}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
-                )
+            value = emitter.value(
+                f"load {type_}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
+            )
             emitter.do(f"store {type_} {value}, ptr {code.slot(name)}")
-        for ins in recipe:
+        for ins in self.regions.recipe(self._registers.used_from(cut), cut):
             code.run(ins)
 
     def spill_slot(self, name: str) -> str:
@@ -252,7 +198,7 @@ class RegionWriter:
                 self.kernel.collectives.offer_barrier(self.code, ins)
             else:
                 self.kernel.collectives.offer(self.code, ins)
-            self._leave(block.successors[0], status)
+            self._leave(block.index, block.successors[0], status)
         elif base in ("ret", "exit", "bra"):
             if ins.guard is None:
                 self._go(block, block.successors[0])
@@ -274,7 +220,7 @@ class RegionWriter:
     def _indexed(self, block: Block, ins: ptx.Instruction) -> None:
         emitter = self.emitter
         index = self.code.read(ins.operands[0], "u32")
-        targets = self.kernel.regions.flow.table(ins)
+        targets = self.regions.flow.table(ins)
         arms = [emitter.label("case") for _ in targets]
         outside = arms[-1]  # an out-of-range index is undefined behaviour: take the last entry
         if ins.guard is not None:
@@ -292,12 +238,12 @@ class RegionWriter:
     # -- leaving
 
     def _go(self, block: Block, target: int) -> None:
-        regions = self.kernel.regions
+        regions = self.regions
         if target == regions.flow.exit:
             self._state(state_word(Status.DONE, 0))
         elif regions.is_cut(target):
             status = Status.YIELD if regions.yields(block.index, target) else Status.RUN
-            self._leave(target, status)
+            self._leave(block.index, target, status)
             return
         elif self.loops.goes_back(block.index, target):
             self.loops.go_back(block.index)
@@ -307,13 +253,11 @@ class RegionWriter:
             return
         self.emitter.jump(self.after)
 
-    def _leave(self, target: int, status: int) -> None:
+    def _leave(self, source: int, target: int, status: int) -> None:
         """Spill what is live at ``target`` and stop there."""
         kernel = self.kernel
-        # A register that was loaded here and did not change is still in its array.
-        here = kernel.regions.spilled_at(self.region.cut)
-        for name in kernel.regions.spilled_at(target):
-            if name in self.region.written or name not in here:
+        for name in self.regions.spilled_at(target):
+            if name not in self._current[source]:
                 type_ = kernel.storage[name]
                 value = self.emitter.value(f"load {type_}, ptr {self.code.slot(name)}")
                 self.emitter.do(
@@ -344,3 +288,71 @@ class RegionWriter:
         weight = emitter.value(f"select i1 {final}, i32 {1 + missing}, i32 1")
         sofar = emitter.value(f"load i32, ptr {slot}")
         emitter.do(f"store i32 {emitter.value(f'add i32 {sofar}, {weight}')}, ptr {slot}")
+
+
+class _Registers:
+    """Facts about the registers of diverged threads, as sets of names or of bits.
+
+    Args:
+        regions: of the kernel.
+        cuts: blocks at which a diverged thread can resume: all those of one function.
+
+    Attributes:
+        blocks: of their regions.
+        names: all registers of diverged threads there.
+    """
+
+    def __init__(self, regions: Regions, cuts: tuple[int, ...]) -> None:
+        self._regions = regions
+        self._cuts = cuts
+        self._from = {cut: regions.region(cut).blocks for cut in cuts}
+        inside = {number for blocks in self._from.values() for number in blocks}
+        self.blocks = tuple(number for number in regions.flow.order if number in inside)
+        numbers: dict[str, int] = {}
+        self._touched: dict[int, int] = {}
+        self._written: dict[int, frozenset[str]] = {}
+        recipes = (regions.recipe(regions.recomputed_at(cut), cut) for cut in cuts)
+        for number in self.blocks:
+            block = regions.flow.blocks[number]
+            made = [r.name for p in block.places for r in written(p.instruction)]
+            seen = [r.name for p in block.places for r in read(p.instruction)]
+            leaving = [t for t in block.successors if regions.is_cut(t) and t != regions.flow.exit]
+            seen += [name for target in leaving for name in regions.spilled_at(target)]
+            self._written[number] = frozenset(made)
+            self._touched[number] = 0
+            for name in (*made, *seen):
+                self._touched[number] |= 1 << numbers.setdefault(name, len(numbers))
+        for recipe in recipes:
+            for ins in recipe:
+                for register in (*read(ins), *written(ins)):
+                    numbers.setdefault(register.name, len(numbers))
+        for cut in cuts:
+            for name in regions.spilled_at(cut):
+                numbers.setdefault(name, len(numbers))
+        self.names = tuple(numbers)
+
+    def used_from(self, cut: int) -> list[str]:
+        """Return the registers that a thread may use between ``cut`` and the cuts after it."""
+        bits = 0
+        for number in self._from[cut]:
+            bits |= self._touched[number]
+        return [name for at, name in enumerate(self.names) if bits >> at & 1]
+
+    def current(self) -> Mapping[int, frozenset[str]]:
+        """Return the registers whose arrays hold their values at the end of each block."""
+        regions, flow = self._regions, self._regions.flow
+        everything = frozenset(self.names)
+        entered = {cut: frozenset(regions.spilled_at(cut)) for cut in self._cuts}
+        ends = dict.fromkeys(self.blocks, everything)
+        changed = True
+        while changed:
+            changed = False
+            for number in self.blocks:
+                here = entered.get(number, everything)
+                if not regions.is_cut(number):
+                    for before in flow.blocks[number].predecessors:
+                        here &= ends.get(before, everything)
+                here -= self._written[number]
+                if here != ends[number]:
+                    ends[number], changed = here, True
+        return ends

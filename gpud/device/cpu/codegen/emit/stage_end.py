@@ -14,7 +14,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import HEADER, Status
 from gpud.device.cpu.codegen.analysis.regions import waits
 from gpud.device.cpu.codegen.analysis.stage_plan import ends_the_block
-from gpud.device.cpu.codegen.emit.region_writer import state_word
+from gpud.device.cpu.codegen.emit.kernel_context import state_word
 from gpud.device.cpu.codegen.runtime.thread_scheduler import FAILED
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
 

@@ -99,6 +99,11 @@ class StripMinedLoops:
         self._inner = {one.header: emitter.label("inner") for one in self._loops.values()}
         self._left = {header: emitter.alloca("i32", "left") for header in self._inner}
 
+    def start(self) -> None:
+        """Emit the start of a thread that may enter loops in their middle."""
+        for slot in self._left.values():
+            self._code.emitter.do(f"store i32 1, ptr {slot}")
+
     def begin(self, number: int) -> None:
         """Emit the start of the loops that begin at block ``number``."""
         if number in self._inner:

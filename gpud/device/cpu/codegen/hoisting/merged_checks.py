@@ -5,8 +5,9 @@ and writes many arrays at ``array[i]`` this costs more than the computation.
 
 Approach: if the arrays are parameters, their distances are the same for all threads. If the
 elements of the lowest and of the highest array are within the arena, then so are those between.
-What depends on parameters only is computed before the loop over threads; one comparison per thread
-is left. If it fails, all bounds checks of the group are checked there, in program order.
+What depends on parameters only is computed once, when the threads diverge, and kept in the block's
+memory; one comparison per thread is left. If it fails, all bounds checks of the group are checked
+there, in program order.
 
 Terms: a *group*, see `gpud.device.cpu.codegen.hoisting.check_grouping`, is tested where its first
 check stands.
@@ -19,7 +20,6 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ from gpud.device.cpu.codegen.hoisting.check_grouping import CheckGrouping, Group
 from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
 
 if TYPE_CHECKING:
-    from gpud.device.cpu.codegen.emit.region_writer import KernelContext
+    from gpud.device.cpu.codegen.emit.kernel_context import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
     from gpud.device.cpu.ir.emitter import Emitter
 
@@ -46,53 +46,52 @@ _FAR_SHIFT = 57
 
 @dataclass
 class _Group:
+    """Bounds checks that are tested together.
+
+    In the block's memory at ``at`` are two i64. The first, added to the first bounds check's base,
+    gives the lowest hull's offset in the arena; the second is the limit of that offset, in
+    multiples of the alignment.
+    """
+
     members: list[GroupMember]
-    bias: str = ""
-    """i64: added to the first bounds check's base, gives the lowest hull's offset in the arena."""
-    room: str = ""
-    """i64: the limit of that offset, in multiples of the alignment."""
+    at: int
 
 
 class MergedChecks:
-    """The groups of some blocks of a kernel.
+    """The groups of all blocks of a kernel."""
 
-    Args:
-        kernel: whose.
-        blocks: numbers of these blocks.
-        emitter: the function being written; values that the groups share are computed at its
-            current position.
-        code: any thread there.
-    """
-
-    def __init__(
-        self, kernel: KernelContext, blocks: Sequence[int], emitter: Emitter, code: ThreadCode
-    ) -> None:
+    def __init__(self, kernel: KernelContext) -> None:
         self.kernel = kernel
-        self.emitter = emitter
         self._groups: dict[int, _Group] = {}
         self._tested: set[int] = set()
         if kernel.arena is None:
             return
         grouping = CheckGrouping(kernel.regions.flow, kernel.storage, kernel.parameters)
-        for number in blocks:
-            for group in map(_Group, grouping.groups(kernel.regions.flow.blocks[number])):
-                self._groups[id(group.members[0].ins)] = group
-                self._tested.update(id(member.ins) for member in group.members)
-                self._prepare(group, code)
+        for number in kernel.regions.flow.order:
+            for members in grouping.groups(kernel.regions.flow.blocks[number]):
+                at, _ = kernel.layout.word(f"group {len(self._groups)}")
+                self._groups[id(members[0].ins)] = _Group(members, at)
+                self._tested.update(id(member.ins) for member in members)
 
     def covers(self, ins: ptx.Instruction) -> bool:
         """Return whether ``ins`` is a check of a group: then emit only `test` for it."""
         return id(ins) in self._tested
 
-    # -- before the loop over threads
+    # -- when the threads diverge
 
-    def _prepare(self, group: _Group, code: ThreadCode) -> None:
-        emitter = self.emitter
+    def prepare(self, emitter: Emitter, code: ThreadCode) -> None:
+        """Emit the computation of what all groups compare with; ``code``: any thread."""
+        for group in self._groups.values():
+            for number, value in enumerate(self._limits(group, emitter, code)):
+                emitter.do(f"store i64 {value}, ptr {_word(emitter, group, number)}")
+
+    def _limits(self, group: _Group, emitter: Emitter, code: ThreadCode) -> tuple[str, str]:
         for name in ("umin", "umax"):
             emitter.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
         first, operands = group.members[0], decode_check(group.members[0].ins)
         bounds = bounds_of(code, operands)
-        values = {place: self._parameter(place) for place in {m.place: None for m in group.members}}
+        places = {member.place: None for member in group.members}
+        values = {place: _parameter(emitter, place) for place in places}
         span, hulls = 0, dict[tuple[int, int], None]()
         for member in group.members:
             part = decode_check(member.ins)
@@ -111,7 +110,7 @@ class MergedChecks:
             )
             bits = emitter.value(f"or i64 {bits}, {at}") if bits else at
         base = emitter.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
-        group.bias = emitter.value(f"sub i64 {lowest}, {base}")
+        bias = emitter.value(f"sub i64 {lowest}, {base}")
         length = emitter.value(f"sub i64 {highest}, {lowest}")
         if operands.align > 1:
             # A misaligned parameter counts as far away; a select would be evaluated per thread.
@@ -126,14 +125,7 @@ class MergedChecks:
         if operands.align > 1:
             up = emitter.value(f"add i64 {room}, {operands.align - 1}")
             room = emitter.value(f"lshr i64 {up}, {operands.align.bit_length() - 1}")
-        group.room = room
-
-    def _parameter(self, place: int) -> str:
-        emitter = self.emitter
-        pointer = emitter.value(
-            f"getelementptr i8, ptr {header_field(emitter, 'params')}, i64 {place}"
-        )
-        return emitter.value(f"load i64, ptr {pointer}, align 1, !invariant.load !0")
+        return bias, room
 
     # -- for a thread
 
@@ -142,30 +134,47 @@ class MergedChecks:
         group = self._groups.get(id(ins))
         if group is None:
             return
-        emitter, operands = self.emitter, decode_check(ins)
+        emitter, operands = code.emitter, decode_check(ins)
+        tags = self.kernel.spill_tags
+        bias, room = (
+            emitter.value(f"load i64, ptr {_word(emitter, group, number)}{tags}")
+            for number in (0, 1)
+        )
         assert isinstance(operands.base, ptx.Register)
         base = code.read(operands.base, "u64")
-        off = emitter.value(f"add i64 {base}, {group.bias}")
+        off = emitter.value(f"add i64 {base}, {bias}")
         if operands.align > 1:
             bits = operands.align.bit_length() - 1
             emitter.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
             off = emitter.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
-        out = emitter.value(f"icmp uge i64 {off}, {group.room}")
+        out = emitter.value(f"icmp uge i64 {off}, {room}")
         cold, warm, end = emitter.label("cold"), emitter.label("warm"), emitter.label("end")
         emitter.branch_unlikely(out, cold, warm)
         emitter.place(cold)
         first = group.members[0]
-        start = emitter.value(f"add i64 {self._parameter(first.place)}, {_wrapped(first.offset)}")
+        start = emitter.value(
+            f"add i64 {_parameter(emitter, first.place)}, {_wrapped(first.offset)}"
+        )
         common = emitter.value(f"sub i64 {base}, {start}")
         for member in group.members:
             part = decode_check(member.ins)
-            at = emitter.value(f"add i64 {self._parameter(member.place)}, {common}")
+            at = emitter.value(f"add i64 {_parameter(emitter, member.place)}, {common}")
             hull = emitter.value(f"add i64 {at}, {_wrapped(member.offset + part.low)}")
             check_exactly(code, member.ins, hull, end)
         emitter.jump(warm)
         emitter.place(end)
         code.fail()
         emitter.place(warm)
+
+
+def _word(emitter: Emitter, group: _Group, number: int) -> str:
+    """Return a ``ptr`` to one of the two words of a group in the block's memory."""
+    return emitter.value(f"getelementptr i8, ptr %b, i64 {group.at + 8 * number}")
+
+
+def _parameter(emitter: Emitter, place: int) -> str:
+    pointer = emitter.value(f"getelementptr i8, ptr {header_field(emitter, 'params')}, i64 {place}")
+    return emitter.value(f"load i64, ptr {pointer}, align 1, !invariant.load !0")
 
 
 def _wrapped(number: int) -> int:

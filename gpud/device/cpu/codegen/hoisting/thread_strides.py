@@ -27,7 +27,7 @@ from gpud.device.cpu.ir.thread import LLVM_TYPE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpud.device.cpu.codegen.emit.region_writer import KernelContext
+    from gpud.device.cpu.codegen.emit.kernel_context import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
     from gpud.device.cpu.ir.emitter import Emitter
 

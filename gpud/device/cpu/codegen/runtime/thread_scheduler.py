@@ -105,6 +105,8 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
             apart = emitter.value(f"icmp slt i32 {start}, 0")
             with emitter.when(apart), emitter.count("0", self.threads) as thread:
                 self.store(emitter, "state", thread, str(Status.RUN << STATE_STATUS_SHIFT))
+            with emitter.when(apart):
+                emitter.do(f"call void {self.function(emitter, 'begin_diverged')}(ptr %b)")
         left = self._quantum(emitter)
         with emitter.loop() as (again, _):
             apart, one, leave = emitter.label("apart"), emitter.label("one"), emitter.label("leave")
@@ -117,6 +119,7 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
             emitter.place(diverged)
             emitter.do(f"store i32 -1, ptr {lockstep_block}")
             emitter.do("call void @diverge(ptr %b)")
+            emitter.do(f"call void {self.function(emitter, 'begin_diverged')}(ptr %b)")
             emitter.jump(apart)
             emitter.place(apart)
             other = emitter.value("call i32 @run_diverged(ptr %b)")
