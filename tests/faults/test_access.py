@@ -114,6 +114,10 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
         wm.WriteSymbol,
         [(lambda s, r: wm.WriteSymbol(r, s.module, "table", 0, b"x"), "unknown-name")],
     ),
+    "Allocate": (
+        wm.Allocate,
+        [(lambda s, r: wm.Allocate(r, 0, 64, s.array), "invalid-argument")],
+    ),
     "Free": (wm.Free, [(lambda s, r: wm.Free(0, s.array), "unknown-name")]),
     "Upload": (wm.Upload, [(lambda s, r: wm.Upload(0, s.array, 0, 1), "unknown-name")]),
     "Download": (
@@ -157,7 +161,7 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
 HARMLESS = {
     "Hello": "refused in a session",
     "Compile": "makes a module of one's own; nothing of others can be named",
-    "Allocate": "makes an array of one's own; nothing of others can be named",
+    "Resume": "numbers one's own jobs, before the first; nothing of others can be named",
 }
 
 
