@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from math import prod
 from typing import ClassVar
 
@@ -24,7 +25,10 @@ __all__ = [
 
 
 class CompileError(CallerError):
-    """The source did not compile. ``log`` is NVRTC's whole output, the message its first error."""
+    """The source did not compile.
+
+    ``log`` is NVRTC's whole output, the message its first error with the source line.
+    """
 
     code = "compile"
     fields: ClassVar[Mapping[str, str]] = {"log": "the compiler's complete log, empty if none"}
@@ -135,7 +139,10 @@ class KernelNotFound(CompileError, LookupError):
         detail = f": {cause}" if cause else ""
         if available is not None:
             detail += f"; it defines {', '.join(available) or 'no kernel'}"
-        if available is not None and "<" in name:
+        near = get_close_matches(name.partition("<")[0], available or (), 1)
+        if near and near[0] != name.partition("<")[0]:
+            hint = f"Did you mean {near[0]!r}?"
+        elif available is not None and not cause and "<" in name:
             hint = f'A template is compiled for what is named then: module(source, ["{name}"])'
         else:
             hint = (

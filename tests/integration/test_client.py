@@ -178,6 +178,53 @@ def test_what_is_wrong_with_a_source(gpu: gc.Session) -> None:
         gpu.kernel(texture, "k")
 
 
+MISTAKES = r"""
+extern "C" __global__ void __launch_bounds__(64) saxpy(float a, float* y) { y[0] = a; }
+// __global__ void commented(float* y)
+template <class T> __global__ void fill(T* y) { y[0] = 1; }
+extern "C" __global__ void dynamic(float* y) {
+    extern __shared__ float part[];
+    part[threadIdx.x] = 1;
+    __syncthreads();
+    y[threadIdx.x] = part[threadIdx.x];
+}
+extern "C" __global__ void fixed(float* y, int i) {
+    __shared__ float part[32];
+    part[threadIdx.x + i] = 1;
+    __syncthreads();
+    y[threadIdx.x] = part[threadIdx.x];
+}
+"""
+
+
+def test_mistakes_are_named(gpu: gc.Session) -> None:
+    with pytest.raises(
+        gc.KernelNotFound, match=r"it defines saxpy, fill, dynamic, fixed\. Did .*'saxpy'"
+    ):
+        gpu.kernel(MISTAKES, "saxpi")
+    with pytest.raises(gc.KernelNotFound, match='"axpy<float>"'):
+        gpu.kernel(MISTAKES, "fill")
+    with pytest.raises(gc.KernelNotFound, match="Did you mean 'dynamic'"):
+        gpu.module(MISTAKES).kernel("dynamik")
+    with pytest.raises(gc.CompileError) as caught:
+        gpu.kernel(MISTAKES.replace("y[0] = a;", "y[0] = b;"), "saxpy")
+    error, line, caret = str(caught.value).splitlines()
+    assert 'identifier "b" is undefined' in error
+    assert line[caret.index("^") :].startswith("b;")
+    y = gpu.zeros(32, "float32")
+    kernel = gpu.kernel(MISTAKES, "dynamic")
+    with pytest.raises(gc.IllegalAddress, match=r"extern __shared__ .* pass shared=, in bytes"):
+        kernel.submit(1, 32, (y,)).result(TIMEOUT_S)
+    with pytest.raises(gc.IllegalAddress, match=r"\(shared=64\)"):
+        kernel.submit(1, 32, (y,), shared=64).result(TIMEOUT_S)
+    kernel.submit(1, 32, (y,), shared=128).result(TIMEOUT_S)
+    with pytest.raises(gc.IllegalAddress) as illegal:
+        gpu.kernel(MISTAKES, "fixed").submit(1, 32, (y, 1 << 14)).result(TIMEOUT_S)
+    assert "shared=" not in str(illegal.value)
+    with pytest.raises(TypeError, match=r"write gpu.array\(values, dtype\)"):
+        kernel.submit(1, 32, ([1.0, 2.0],))
+
+
 def test_a_block_that_does_not_fit(gpu: gc.Session, module: gc.Module) -> None:
     saxpy = module.kernel("saxpy")
     with pytest.raises(gc.LaunchConfigError, match="1024"):

@@ -58,7 +58,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
         said = str(error)
         log = error.log.strip() if type(error) is CompileError else ""
         if log:  # it may begin with the error's message
-            said = log if log.startswith(said) else f"{said}\n{log}"
+            said = log if log.startswith(said.partition("\n")[0]) else f"{said}\n{log}"
         return _failed(f"{name}: {said}", FAILED)
     except BrokenPipeError:
         return _unread()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,7 +196,10 @@ def _integer(kind: str, size: int) -> Convert:
         if isinstance(value, ArrayBase):
             raise _Mistake(TypeError, f"an Array is a pointer of 8 bytes, this has {size}")
         what = "an Array, None or a device address" if kind == "pointer" else "an integer"
-        raise _Mistake(TypeError, f"{what} is expected, not {_shown(value)}")
+        # PTX does not tell most pointers from integers of 8 bytes.
+        hint = "; for a pointer, write gpu.array(values, dtype)" if pointer else ""
+        hint = hint if isinstance(value, Iterable) and not isinstance(value, str | bytes) else ""
+        raise _Mistake(TypeError, f"{what} is expected, not {_shown(value)}{hint}")
 
     return convert
 
@@ -231,7 +234,8 @@ def _struct(size: int) -> Convert:
 
 def _array_mistake(value: Any) -> _Mistake:
     return _Mistake(
-        TypeError, f"a NumPy array of shape {value.shape} is given; copy it with gpu.array() first"
+        TypeError,
+        f"a NumPy array of shape {value.shape} is given; copy it with gpu.array() first",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Unpack
 
 import msgpack
 
@@ -109,6 +109,18 @@ class KernelBase(Generic[ModuleT, JobT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name} ({self.form})>"
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Say how a kernel is launched."""
+        raise TypeError(f"a kernel is not called: {self._how_to_launch}")
+
+    def __getitem__(self, _: object) -> NoReturn:
+        """Say how a kernel is launched."""
+        raise TypeError(f"kernel[grid, block] is another library's: {self._how_to_launch}")
+
+    @property
+    def _how_to_launch(self) -> str:
+        return f"launch it with {self._name}.submit(grid, block, args=(...))"
 
     def call(self, grid: Dim, block: Dim, args: Sequence[Any] = (), *, shared: int = 0) -> Launch:
         """Make a launch of this kernel, to be submitted with others by ``sequence``.

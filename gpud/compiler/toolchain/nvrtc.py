@@ -183,6 +183,7 @@ class _Program:
     """One ``nvrtcProgram``, destroyed when its ``with`` block ends."""
 
     def __init__(self, source: str) -> None:
+        self._source = source
         (self._handle,) = _call(
             "nvrtcCreateProgram", _bytes(source), _bytes(SOURCE_NAME), 0, [], []
         )
@@ -204,7 +205,7 @@ class _Program:
         if status.name == "NVRTC_SUCCESS":
             return log
         if status.name in _CALLERS_FAULT:
-            raise _compile_error(log, status.name)
+            raise _compile_error(self._source, log, status.name)
         raise InternalError(f"NVRTC failed: {status.name}; its log: {log!r}", stage="nvrtc")
 
     def lowered_name(self, expression: str) -> str:
@@ -246,19 +247,36 @@ _NAME_EXPRESSION = re.compile(
 )
 
 
-def _compile_error(log: str, status: str) -> CompileError:
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_KERNEL = re.compile(r"\b__global__\b[^;{}]{0,300}?\b(?!__launch_bounds__\b)(\w+)\s*\(")
+
+
+def _kernels(source: str) -> tuple[str, ...]:
+    """Return the names of the kernels that a source seems to define, for an error message."""
+    return tuple(dict.fromkeys(_KERNEL.findall(_COMMENT.sub(" ", source))))
+
+
+def _excerpt(log: str, error: re.Match[str]) -> str:
+    """Return the source line and the caret that follow an error in the log, each on a new line."""
+    after = log[error.end() :].partition("\n\n")[0].strip("\n").splitlines()
+    return "".join(f"\n{line}" for line in after[:2]) if "^" in "".join(after[1:2]) else ""
+
+
+def _compile_error(source: str, log: str, status: str) -> CompileError:
     """Return the error of a refused source: the first in the log, or that of a name expression."""
     # NVRTC compiles name expressions in a file of their own. Errors there may be consequences of
     # errors in the source, but come first in the log.
     errors = [e for e in _ERROR.finditer(log) if not e["where"].startswith("__nv_name_map(")]
     in_name = _NAME_EXPRESSION.search(log)
     if in_name and not errors:
-        return KernelNotFound(in_name["name"].strip(), cause=in_name["what"], log=log)
+        name, what = in_name["name"].strip(), in_name["what"]
+        return KernelNotFound(name, _kernels(source) or None, cause=what, log=log)
     if not errors:
         return CompileError(f"NVRTC refused the source: {status}", log=log)
     more = f" (the first of {len(errors)} errors; the log has all)" if len(errors) > 1 else ""
     hints = [hint for text, hint in _HINTS.items() if text in errors[0]["what"]]
-    return CompileError("".join((errors[0].group().strip(), more, *hints)), log=log)
+    first = errors[0].group().strip()
+    return CompileError("".join((first, more, *hints, _excerpt(log, errors[0]))), log=log)
 
 
 # -- the interface to the library --------------------------------------------------------------

@@ -13,13 +13,17 @@ Properties:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from gpud.compiler.program import Site
+from gpud.device.host import messages as hm
 from gpud.errors import GpudError, IllegalAddress, KernelRejected, KernelTrap, from_wire
 from gpud.server.state.modules import CompiledProgram
 from gpud.server.state.submitted_job import SubmittedJob
+
+_EXTERN_SHARED = re.compile(r"\.extern\s+\.shared\s[^;]*?([\w$]+)\[\]")
 
 __all__ = ["NearestArray", "symbolized", "symbolized_rejection"]
 
@@ -69,7 +73,31 @@ def _reworded(
         array = nearest_array(job.session, job.device, error.address)
         if array is not None:
             fields["array"], fields["distance"] = array, _distance(error.address, *array)
-    return type(error)(**fields)
+    found = type(error)(**fields)
+    if program is not None and isinstance(found, IllegalAddress) and found.space == "shared":
+        return _with_shared_size(found, job, program)
+    return found
+
+
+def _with_shared_size(
+    error: IllegalAddress, job: SubmittedJob, program: CompiledProgram
+) -> GpudError:
+    """Name ``shared=`` if the kernel uses memory of which the launch gave the size, maybe none."""
+    entry = next((one.entry for one in program.kernels if one.name == error.kernel), None)
+    names = _EXTERN_SHARED.findall(program.ptx)
+    _, _, body = program.ptx.partition(f".entry {entry}(")
+    body = body.partition("\n.visible .entry ")[0]
+    if not any(re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", body) for name in names):
+        return error
+    launches = hm.HOST_PROTOCOL.decode_records(hm.HostLaunch, job.sequence.launches)
+    size = launches[error.launch or 0].shared
+    told = error.to_wire()
+    told["message"] += "; the kernel declares extern __shared__ memory, and " + (
+        f"the launch gives each block {size} bytes of it (shared={size})"
+        if size
+        else "the launch gives none: pass shared=, in bytes a block"
+    )
+    return from_wire(told)
 
 
 def _program(job: SubmittedJob, launch: int | None) -> CompiledProgram | None:

@@ -77,6 +77,12 @@ def test_refused(gpu: gc.Session, daemon: FakeDaemon, make: Any, error: type[Exc
     assert daemon.of(wm.Compile) == []
 
 
+def test_how_a_kernel_is_launched(gpu: gc.Session, saxpy: Any) -> None:
+    for use in (lambda: saxpy(1, 32), lambda: saxpy[1, 32], lambda: saxpy[1, 32](1.0)):
+        with pytest.raises(TypeError, match=r"launch it with saxpy\.submit\(grid, block, args="):
+            use()
+
+
 def test_a_module_is_unloaded_when_nobody_holds_it(gpu: gc.Session, daemon: FakeDaemon) -> None:
     k = gpu.kernel("source", "saxpy")
     k.submit(1, 32, (1.0, None, None, 1))
