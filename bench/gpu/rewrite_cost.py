@@ -14,6 +14,8 @@ reset before the batch, outside of the timed span. The sides:
                  same split of SM memory for all kernels, claims as gpud chooses them from the block
                  time (`gpud.device.claim_size`)
 ``checked``       the same with bounds checks
+``news``         ``rewritten`` over release path ``news``: orders in host memory are read only when
+                 a number in device memory has changed
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them
 ``own cache``    the same, with the driver's default split into cache and shared memory
@@ -48,7 +50,7 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
 from gpud.device.claim_size import choose_claims
 
-SIDES = ("rewritten", "checked", "own words", "own cache", "no bus", "singly")
+SIDES = ("rewritten", "checked", "news", "own words", "own cache", "no bus", "singly")
 FIRST = (
     "triad", "softmax", "scan", "stencil_3d", "polynomial", "early_exit", "copy",
     "matmul_tiled_pair",
@@ -176,6 +178,7 @@ def measure(
     forms = {
         "rewritten": form(kernel),
         "checked": form(loaded(cuda, program, bounds_checks=True)),
+        "news": form(loaded(cuda, program, news=True)),
         "own words": form(loaded(cuda, program, own_words=True), own_words=True),
         "own cache": form(loaded(cuda, program, own_words=True, own_cache=True), own_words=True),
         "no bus": Persistent(
@@ -203,6 +206,7 @@ def measure(
     chosen = claims or choose_claims(1e3 * once * blocks / total, total, blocks)
     for one in forms.values():
         one.words.claim(chosen)
+        one.words.pace(1e3 * once * blocks / total)
     if chosen != ONE_AT_A_TIME:
         forms["singly"] = form(kernel)
     sides: dict[str, Side] = {"native": native, **forms}

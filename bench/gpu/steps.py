@@ -88,7 +88,7 @@ def _bench(name: str, first_s: float, more: str = "", trial: str = "") -> Step:
 def _colocation(system: str, first_s: float) -> Step:
     return Step(
         f"bench-colocation-{system}", first_s, "bench/gpu/colocation.py", ("--system", system),
-        trial=("--seconds", "0.2", "--requests", "3", "--short"),
+        trial=("--seconds", "0.05", "--requests", "3", "--short"),
     )  # fmt: skip
 
 

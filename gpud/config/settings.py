@@ -126,10 +126,11 @@ class Config:
         "arena; if off, a wrong index can change another session's arrays or crash the device host",
     )
     release_path: str = _setting(
-        types.choice("mapped", "write_value", "copy", "memset"),
+        types.choice("mapped", "news", "write_value", "copy", "memset"),
         "mapped",
         "how a release reaches blocks that run on a GPU: mapped, they poll host memory; or they "
-        "poll a word in the GPU's memory, which the driver sets by write_value, copy or memset",
+        "poll a word in the GPU's memory, which other blocks set (news), or the driver by "
+        "write_value, copy or memset",
     )
     hold_ns: int = _setting(
         quantities.duration("ms", most_s=60),

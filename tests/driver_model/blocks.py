@@ -12,6 +12,8 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi import fault_record as fault
 from gpud.device.cuda.launch import gate
 from gpud.device.cuda.placement import partitioner
+from gpud.device.cuda.program.by_value import LOOK_LIMIT, NEWS, SAID, VALUE_BYTES
+from gpud.device.cuda.program.forward_news import HASH, NEVER
 from tests.driver_model.modules import Launch
 
 if TYPE_CHECKING:
@@ -40,8 +42,9 @@ def blocks_of(device: SteppedDriver, launch: Launch) -> list[Block]:
     if name.startswith("persistent"):
         assert (gy, gz) == (1, 1)
         control = values[-1]
+        news = _News(device, values[-2].to_bytes(VALUE_BYTES, "little"))
         return [
-            Block(lambda block, n=n: kernel.persistent(control, n, block, count))  # type: ignore[misc]
+            Block(lambda block, n=n: kernel.persistent(control, n, block, count, news))  # type: ignore[misc]
             for n in range(count)
         ]
     if name.startswith(("sliced", "whole")):
@@ -52,6 +55,38 @@ def blocks_of(device: SteppedDriver, launch: Launch) -> list[Block]:
     return [Block(lambda block, n=n: what(control, n, block)) for n in range(count)]  # type: ignore[misc]
 
 
+class _News:
+    """What a launch knows of news: `gpud.device.cuda.program.forward_news`, with its steps apart.
+
+    Attributes:
+        used: whether blocks read their orders only at news; else there always is some.
+    """
+
+    def __init__(self, device: SteppedDriver, structure: bytes) -> None:
+        self._device = device
+        self.used = device.reads_news
+        self._limit, self._said, self._seen = (
+            int.from_bytes(structure[at : at + size], "little")
+            for at, size in ((LOOK_LIMIT, 4), (SAID, 8), (NEWS, 8))
+        )
+        self._read = 0
+
+    def look(self, claim: int) -> Iterator[None]:
+        """Forward the number of changes, if it is the turn of the block that ran ``claim``."""
+        if self.used and claim * HASH % 2**32 <= self._limit:
+            said = self._device.u32(self._said)
+            yield
+            self._device.put(self._seen, max(said, self._device.u32(self._seen)))
+
+    @property
+    def seen(self) -> int:
+        """The news now."""
+        if self.used:
+            return self._device.u32(self._seen)
+        self._read += 1
+        return self._read % NEVER
+
+
 class _Kernel:
     """The blocks of one kernel."""
 
@@ -59,7 +94,9 @@ class _Kernel:
         self._device = device
         self._name = name
 
-    def persistent(self, control: int, index: int, block: Block, count: int) -> Iterator[None]:
+    def persistent(
+        self, control: int, index: int, block: Block, count: int, news: _News
+    ) -> Iterator[None]:
         """Claim task blocks until it is told to release, or none is left; one of ``count``."""
         device = self._device
         job = device.u64(control + cw.JOB)
@@ -69,12 +106,22 @@ class _Kernel:
             status + cw.SM + 2 * index, self._device.reported_sms.get(block.sm, block.sm) + 1
         )
         order = control + cw.ORDER_BYTES * (index // cw.BLOCKS_A_PAIR)
-        while device.u32(order + cw.STAYS) >> index % cw.BLOCKS_A_PAIR & 1:
-            if device.u32(status + cw.HALT):
-                break
-            named = device.u32(order + cw.NAMED)
-            if named and device.u32(job + named + block.sm // 32 * 4) >> block.sm % 32 & 1:
-                break
+        claim, known = cw.NOTHING, NEVER
+        while True:
+            yield from news.look(claim)
+            seen = news.seen
+            if seen != known:
+                if news.used:
+                    yield
+                if not device.u32(order + cw.STAYS) >> index % cw.BLOCKS_A_PAIR & 1:
+                    break
+                if device.u32(status + cw.HALT):
+                    break
+                named = device.u32(order + cw.NAMED)
+                if not named:
+                    known = seen
+                elif device.u32(job + named + block.sm // 32 * 4) >> block.sm % 32 & 1:
+                    break
             claim = device.u32(job + cw.NEXT)
             device.put(job + cw.NEXT, claim + 1)
             if claim >= device.u32(job + cw.TOTAL):

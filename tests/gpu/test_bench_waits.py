@@ -68,7 +68,7 @@ def test_a_busy_kernel_can_be_everywhere(gpu: Gpu) -> None:
 
 def test_writes_by_each_path_are_seen(gpu: Gpu) -> None:
     found = waits.sights(BusyKernel(gpu, PATIENT_S), 5)
-    assert list(found) == list(RELEASE_PATHS)
+    assert {*found} == {*RELEASE_PATHS} - {"news"}, "which is read as `mapped`, when it is read"
     assert all(one["count"] == 5 and one["p50"] > 0 for one in found.values())
 
 

@@ -27,7 +27,7 @@ from tests.gpu.test_bench_timestamps import cpu_clock
 from tests.gpu.test_conformance import check, results
 from tests.gpu.test_partitions import alone_on_its_sms
 
-OTHERS = ("write_value", "copy", "memset")
+OTHERS = ("news", "write_value", "copy", "memset")
 CASES = ("saxpy", "lookback_scan", "generations")
 
 

@@ -22,7 +22,8 @@ from bench.gpu.instrumentation.driver import Buffer, Function, Gpu
 from bench.gpu.workloads.programs import Launch, OneProgram
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.pipeline import compile_program
-from gpud.device.cuda.program.by_value import encode_addresses, job_values
+from gpud.device.cuda.program.by_value import News, encode_addresses, job_values
+from gpud.device.cuda.program.forward_news import look_limit
 from gpud.device.interface import pack_parameters
 
 __all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
@@ -99,12 +100,21 @@ class Words:
             self._own = gpu.buffer(np.frombuffer(b"".join(records), np.uint8))
             at = [self._own.address + n * size for n in range(count)]
         self.controls: list[int] = at
-        self.values = [
-            encode_addresses(self._jobs.address + n * cw.JOB_BYTES, first + n * both + size, 0)
-            for n in range(count)
-        ]
+        self._statuses = [first + n * both + size for n in range(count)]
+        self._blocks = blocks
+        self._said, self._seen = gpu.host_words(8), gpu.buffer(np.zeros(8, np.uint32))
+        self.pace(None)
         fresh = b"".join(record + status for record in records)
         self._fresh = np.frombuffer(fresh, np.uint32)
+
+    def pace(self, block_ns: float | None) -> None:
+        """Set how long a task block takes: how often blocks look for news depends on it."""
+        limit = look_limit(self._blocks, block_ns)
+        news = News(self._said.address, self._seen.address, limit)
+        self.values = [
+            encode_addresses(self._jobs.address + n * cw.JOB_BYTES, status, 0, news)
+            for n, status in enumerate(self._statuses)
+        ]
 
     def claim(self, claims: cw.Claims) -> None:
         """Set how many task blocks the blocks of later batches claim at once."""
@@ -146,7 +156,7 @@ class Native:
 
 def loaded(
     cuda: Any, program: OneProgram, *, bounds_checks: bool = False, own_words: bool = False,
-    own_cache: bool = False,
+    own_cache: bool = False, news: bool = False,
 ) -> Any:  # fmt: skip
     """Load the kernel in persistent form, as a session's is.
 
@@ -156,12 +166,13 @@ def loaded(
         bounds_checks: whether its accesses are checked; nothing is out of bounds for them.
         own_words: whether its launch records will be in device memory.
         own_cache: whether it keeps the driver's default split of SM memory into cache and shared
-            memory, instead of the one that gpud sets for all kernels.
+            memory, instead of the one that gpud sets for kernels with shared memory.
+        news: whether it reads its orders only when there is news; there never is.
     """
     ptx = compile_program(
         program.cuda, form="persistent", bounds_checks=bounds_checks, kill=False
     ).ptx
-    kernel = cuda.load(ptx, host_poll=own_words).kernel(program.entry)
+    kernel = cuda.load(ptx, host_poll=own_words, news=news).kernel(program.entry)
     if own_cache:
         default = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
         kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(default))

@@ -207,15 +207,30 @@ class CUDADevice:
         return self.arenas.open(descriptor, size, base)
 
     def load(
-        self, text: str, arena: tuple[int, int] | None = None, *, host_poll: bool | None = None
+        self,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        *,
+        host_poll: bool | None = None,
+        news: bool | None = None,
     ) -> CUDAModule:
-        """Load a PTX program; see `CUDAModule`. ``host_poll`` None: what the release path needs."""
+        """Load a PTX program; see `CUDAModule`.
+
+        Args:
+            text: the program.
+            arena: that its kernels may access.
+            host_poll: see `CUDAModule`; None: what the release path needs.
+            news: likewise.
+        """
         with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
-        if host_poll is None:
-            host_poll = self.launches.release.host_poll
-        module = CUDAModule(self.context, text, arena, self.device_blocks, host_poll=host_poll)
+        release = self.launches.release
+        module = CUDAModule(
+            self.context, text, arena, self.device_blocks,
+            host_poll=release.host_poll if host_poll is None else host_poll,
+            news=release.news if news is None else news,
+        )  # fmt: skip
         handle = module.release()
         self._programs[int(handle)] = handle
         # The finalizer may run on any thread, with any lock: the module is unloaded later.

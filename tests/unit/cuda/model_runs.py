@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import LaunchSpec
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
@@ -37,6 +38,7 @@ def device_of(
 
     A lost device is not closed, as in a device host.
     """
+    fake.reads_news = RELEASE_PATHS[release].news
     device = CUDADevice(driver=Driver(fake), release=release, by_sm=by_sm, watch=False)
     yield device
     fake.fail(0, "")

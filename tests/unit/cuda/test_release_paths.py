@@ -18,7 +18,7 @@ from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
-IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
+IN_DEVICE_MEMORY = [name for name, path in RELEASE_PATHS.items() if not path.at_once]
 
 
 @pytest.mark.parametrize("release", RELEASE_PATHS)

@@ -304,7 +304,8 @@ class Launcher:
         records.changing()
         launch = self._launches.begin(
             self._sequence, number, count, records.stream,
-            job=records.job(number), place=records.place, base=base, bitmap=self._bitmap,
+            job=records.job(number), place=records.place, news=records.news(number),
+            base=base, bitmap=self._bitmap,
         )  # fmt: skip
         self._tracker.main.append(launch)
         records.unawaited = False
@@ -332,7 +333,8 @@ class Launcher:
             records.wait_on(stream)  # the copy that sets up the records may still be queued
             launch = self._launches.begin(
                 self._sequence, number, count, stream,
-                job=records.job(number), place=place, bitmap=self._bitmap,
+                job=records.job(number), place=place, news=records.news(number),
+                bitmap=self._bitmap,
             )  # fmt: skip
         except (GpudError, DriverError):
             self._launches.give_stream(stream, self._urgent, place)

@@ -25,7 +25,10 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
@@ -35,9 +38,11 @@ from gpud.device.cuda.launch.release_path import ReleasePath, Slot
 from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
+from gpud.device.cuda.program.by_value import News
+from gpud.device.cuda.program.forward_news import look_limit
 from gpud.errors import DeviceLost, GpudError
 
-__all__ = ["ActiveLaunch", "ActiveLaunches"]
+__all__ = ["ActiveLaunch", "ActiveLaunches", "NewsWords"]
 
 _FIRST_STREAMS = 4
 """Of each priority: so many runs and helpers begin before another one has to be created."""
@@ -46,6 +51,23 @@ _FIRST_EVENTS = 16
 
 _MOST_SIZES, _MOST_LIMITS = 16, 4
 """Releases are prepared for the last few limits of launches of the last few sizes."""
+
+
+class NewsWords(NamedTuple):
+    """Where changes of orders to the launches of one job record are numbered.
+
+    Attributes:
+        word: the number in host memory, as an array of one.
+        said, seen: addresses of that, and of the news in device memory.
+    """
+
+    word: npt.NDArray[np.uint32]
+    said: int
+    seen: int
+
+    def of(self, what: PreparedLaunch, count: int) -> News:
+        """Return what a launch of ``count`` blocks is given of it."""
+        return News(self.said, self.seen, look_limit(count, what.kernel.block_ns.get(what.block)))
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +199,7 @@ class ActiveLaunches:
         *,
         job: int,
         place: GreenContext | None,
+        news: NewsWords,
         base: int = 0,
         bitmap: int = 0,
     ) -> ActiveLaunch:
@@ -189,6 +212,7 @@ class ActiveLaunches:
             stream: to launch on.
             job: address of the launch's job record.
             place: of the stream.
+            news: where changes of its orders are numbered.
             base: sliced form: the first task block.
             bitmap: address of the bitmap of barred SMs; 0: none.
 
@@ -203,8 +227,9 @@ class ActiveLaunches:
         try:
             if what.form != "unmodified":
                 slot = self.release.take(count if persistent else 0)
+                slot.said = news.word
                 self.release.place(slot, job, base, bitmap, stream)
-            parameters = sequence.parameters(number, slot, job, base)
+            parameters = sequence.parameters(number, slot, job, base, news.of(what, count))
             self._launch(what, count, stream, parameters, place)
         except (GpudError, DriverError):
             self.give_event(event)

@@ -143,7 +143,9 @@ class RecordPool:
     def _arm(self, sequence: CUDASequence, records: ArmedRecords, stream: Any) -> None:
         """Initialise records in the order of ``stream``."""
         driver = self._context.enter()
-        records.page.words[: (gate.RUN_BYTES + OUTPUT_RECORD_BYTES) // 4] = 0
+        words = records.page.words
+        words[: (gate.RUN_BYTES + OUTPUT_RECORD_BYTES) // 4] = 0
+        words[sequence.numbers_at // 4 :] = 0
         if not driver.is_over(self._control_event):  # late writes to their previous owner's
             driver.call("cuStreamWaitEvent", stream, self._control_event, 0)
         at, size = records.block.address, sequence.record_bytes

@@ -1,4 +1,4 @@
-"""How running blocks are told to release: the words that they read, and four ways to set them.
+"""How running blocks are told to release: the words that they read, and five ways to set them.
 
 Problem: a persistent block reads a word of its launch record before every claim. The host must
 change the word while the kernel runs, with low latency, and without needing room on an SM; and the
@@ -10,6 +10,9 @@ driver. A release path determines where launch records are, and how their words 
 
 ``mapped``       in host memory that the GPU reads over the bus; setting a word is one store. The
                  default until the others have been measured.
+``news``         in host memory as well, but the GPU reads it there only when a number in device
+                 memory has changed, which some of its blocks fetch from host memory
+                 (`gpud.device.cuda.program.forward_news`); setting a word is one store
 ``write_value``  in device memory; ``cuStreamWriteValue32`` for each word that changes, on a stream
                  of its own.
 ``copy``         in device memory; one copy of all words on a stream of its own.
@@ -69,6 +72,7 @@ class Slot:
         orders: the host's copy of the two words that each 32 blocks read; uint32[n, 2].
         sms: 1 + the SM of each block; 0: it has not begun, or is not in persistent form.
         status: address of the status record.
+        said: the word in host memory that numbers changes of its orders; None: nobody reads it.
     """
 
     __slots__ = (
@@ -80,6 +84,7 @@ class Slot:
         "orders",
         "page",
         "record",
+        "said",
         "size",
         "sms",
         "status",
@@ -89,6 +94,7 @@ class Slot:
         self.page = page
         self.blocks = blocks
         self.record = record
+        self.said: npt.NDArray[np.uint32] | None = None
         self.size = size = cw.launch_bytes(blocks)
         self.address = page.address if record is None else record.address
         self.orders: npt.NDArray[np.uint32] = page.words[cw.ORDERS // 4 : size // 4].reshape(-1, 2)
@@ -109,6 +115,11 @@ class Slot:
         self.page.words[cw.BASE // 4] = base
         if bitmap:
             self.orders[:, _NAMED] = cw.named_at(job, bitmap)
+
+    def count_change(self) -> None:
+        """Number a change that was made."""
+        if self.said is not None:
+            self.said += 1
 
     def halt(self) -> None:
         """Have blocks release that also read ``halt``."""
@@ -148,9 +159,11 @@ class ReleasePath:
         at_once: whether `set_stays` makes no driver call.
         host_poll: whether kernels need `gpud.device.cuda.program.host_poll`: launch records are in
             device memory.
+        news: whether kernels need `gpud.device.cuda.program.forward_news`.
     """
 
     name: ClassVar[str] = "mapped"
+    news: ClassVar[bool] = False
     at_once: ClassVar[bool] = True
     host_poll: ClassVar[bool] = False
 
@@ -216,6 +229,21 @@ class ReleasePath:
 
     def close(self) -> None:
         """Free everything; no launch is on the device."""
+
+
+class NewsPath(ReleasePath):
+    """``news``: each change is numbered, after it was stored."""
+
+    name = "news"
+    news = True
+
+    def halt(self, slot: Slot) -> None:
+        super().halt(slot)
+        slot.count_change()
+
+    def _set(self, slot: Slot, which: int, values: npt.NDArray[np.uint32]) -> None:
+        super()._set(slot, which, values)
+        slot.count_change()
 
 
 class _InDeviceMemory(ReleasePath):
@@ -317,6 +345,6 @@ class Memset(_InDeviceMemory):
 
 
 RELEASE_PATHS: dict[str, type[ReleasePath]] = {
-    path.name: path for path in (ReleasePath, WriteValue, Copy, Memset)
+    path.name: path for path in (ReleasePath, NewsPath, WriteValue, Copy, Memset)
 }
 """Every release path by its name."""

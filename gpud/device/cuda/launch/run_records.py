@@ -29,7 +29,7 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.print_buffer import output_record
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.launch import gate
-from gpud.device.cuda.launch.active_launches import ActiveLaunch
+from gpud.device.cuda.launch.active_launches import ActiveLaunch, NewsWords
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import COPIES_AT, CUDASequence
@@ -159,6 +159,12 @@ class CUDARunRecords:
         """Have later work on another stream wait until the records are initialised."""
         driver = self._device.context.enter()
         driver.call("cuStreamWaitEvent", stream, self._armed.ready, 0)
+
+    def news(self, number: int) -> NewsWords:
+        """Return where changes of orders to a launch and its helpers are numbered."""
+        at, seen = self._sequence.numbers_at + 4 * number, self._sequence.news + 4 * number
+        word = self._page.words[at // 4 : at // 4 + 1]
+        return NewsWords(word, self._page.address + at, self._records.address + seen)
 
     def job(self, number: int) -> int:
         """Return the address of a launch's job record."""

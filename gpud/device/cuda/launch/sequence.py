@@ -32,7 +32,7 @@ from gpud.device.cuda.launch.gate import RUN_BYTES
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.cuda.memory.pool import Pool
-from gpud.device.cuda.program.by_value import VALUE_BYTES, encode_addresses, job_values
+from gpud.device.cuda.program.by_value import VALUE_BYTES, News, encode_addresses, job_values
 from gpud.device.cuda.program.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchInfo, LaunchSpec, as_dim3
 from gpud.device.launch_checks import (
@@ -106,7 +106,9 @@ class CUDASequence:
         image: address of the initial records of a run, in page-locked memory.
         image_block: this memory.
         free_image: returns it when the sequence is garbage-collected.
-        page_bytes: host memory that a run has of its own, from `COPIES_AT` on for its job records.
+        news: offset of the news of its launches from the first job record, a word for each.
+        page_bytes: host memory that a run has of its own, from `COPIES_AT` on for its job records,
+            and from ``numbers_at`` on a number for each launch.
         record_bytes: size of these records: the job records, the output record if a kernel prints,
             and the bitmap of barred SMs.
         output: offset of the output record from the first job record; 0: no kernel prints.
@@ -151,9 +153,12 @@ class CUDASequence:
             )
             for n, (prepared, spec) in enumerate(zip(self.prepared, specs, strict=True))
         )
-        fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0) + cw.named_sms(())
+        fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0)
+        self.news = len(fresh)
+        fresh += bytes(-(-4 * len(specs) // 8) * 8) + cw.named_sms(())
         self.record_bytes = len(fresh)
-        self.page_bytes = COPIES_AT + jobs_bytes
+        self.numbers_at = COPIES_AT + jobs_bytes
+        self.page_bytes = self.numbers_at + 4 * len(specs)
         if self.output:
             device.output_buffers.prepare()
         block = device.host_blocks.take(self.record_bytes)
@@ -210,7 +215,7 @@ class CUDASequence:
         most = self.blocks(number, self._sms * self.occupancy)
         return choose_claims(block_ns, prepared.total, most)
 
-    def parameters(self, number: int, slot: Slot | None, job: int, base: int) -> int:
+    def parameters(self, number: int, slot: Slot | None, job: int, base: int, news: News) -> int:
         """Return the address of the pointers to a launch's parameters.
 
         Only one launch at a time uses them: the driver copies the values.
@@ -220,9 +225,10 @@ class CUDASequence:
             slot: its records; None: it is not rewritten.
             job: address of its job record.
             base: sliced form: its first task block.
+            news: where changes of its orders are numbered.
         """
         if slot is not None:
-            self._parameters.set_addresses(number, slot, job, base)
+            self._parameters.set_addresses(number, slot, job, base, news)
         return self.prepared[number].pointers
 
 
@@ -257,10 +263,10 @@ class _Parameters:
         """Return the address of a launch's array of pointers."""
         return int(self._pointers[number].ctypes.data)
 
-    def set_addresses(self, number: int, slot: Slot, job: int, base: int) -> None:
+    def set_addresses(self, number: int, slot: Slot, job: int, base: int, news: News) -> None:
         """Set what differs from one time to the next that the launch is begun."""
         self._controls[number] = slot.address
-        values = encode_addresses(job, slot.status, base)
+        values = encode_addresses(job, slot.status, base, news)
         self._by_value[number, : len(values)] = np.frombuffer(values, np.uint8)
 
     def set_job(self, number: int, record: bytes) -> None:

@@ -12,8 +12,9 @@ kernel read them there: a parameter is an operand of most instructions, takes no
 there when the kernel begins. The records stay complete, for functions that are given their address.
 The CPU device has no such operands, so only programs for a GPU are changed, as they are loaded.
 
-The structure: the addresses of job record and status record, the sub-grid's first task block, 4
-bytes of no use, and the first `_JOB_BYTES` bytes of the job record as they are before the launch.
+The structure: the addresses of job record and status record, the sub-grid's first task block, three
+words for `gpud.device.cuda.program.forward_news`, and the first `_JOB_BYTES` bytes of the job
+record as they are before the launch.
 
 Properties:
 * ``no reads``: no rewritten kernel reads a word from its records that is in the structure;
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import CONTROL
@@ -47,10 +48,25 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.device.cuda.program.report_blocks import is_rewritten
 
-__all__ = ["VALUE_BYTES", "encode_addresses", "is_values", "job_values", "pass_by_value"]
+__all__ = [
+    "LOOK_LIMIT",
+    "NEWS",
+    "SAID",
+    "VALUE_BYTES",
+    "News",
+    "encode_addresses",
+    "is_values",
+    "job_values",
+    "pass_by_value",
+]
 
 _SUFFIX: Final = "_values"
-_ADDRESSES = struct.Struct("<QQI4x")
+_ADDRESSES = struct.Struct("<QQIIQQ")
+LOOK_LIMIT: Final = 20
+SAID: Final = 24
+NEWS: Final = 32
+"""Offsets of the words for `gpud.device.cuda.program.forward_news`."""
+
 _JOB_AT: Final = _ADDRESSES.size
 _JOB_BYTES: Final = cw.AHEAD + 4
 VALUE_BYTES: Final = _JOB_AT + _JOB_BYTES
@@ -72,9 +88,24 @@ def is_values(parameter: str) -> bool:
     return CONTROL in parameter and parameter.endswith(_SUFFIX)
 
 
-def encode_addresses(job: int, status: int, base: int) -> bytes:
+class News(NamedTuple):
+    """Where changes of a launch's orders are numbered: see `gpud.device.cuda.program.forward_news`.
+
+    Attributes:
+        said: address of the number in host memory.
+        seen: address of the news in device memory.
+        limit: which claims look.
+    """
+
+    said: int = 0
+    seen: int = 0
+    limit: int = 0
+
+
+def encode_addresses(job: int, status: int, base: int, news: News | None = None) -> bytes:
     """Return the structure's beginning for one launch; `job_values` follow it."""
-    return _ADDRESSES.pack(job, status, base)
+    said, seen, limit = news or News()
+    return _ADDRESSES.pack(job, status, base, limit, said, seen)
 
 
 def job_values(record: bytes) -> bytes:

@@ -40,7 +40,7 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.device.cuda.program.report_blocks import is_persistent
 
-__all__ = ["PERIOD", "add_host_poll"]
+__all__ = ["PERIOD", "add_host_poll", "reads_order"]
 
 PERIOD: Final = 1 << 17
 """Clocks from one read to the next: 66 us at 2 GHz, 100 at 1.3."""
@@ -64,7 +64,7 @@ def _changed(entry: Function) -> Function:
     body: list[Statement] = []
     statements = entry.body or []
     for number, statement in enumerate(statements):
-        if _reads_order(statement):
+        if reads_order(statement):
             release = next(
                 one.operands[0]
                 for one in statements[number:]
@@ -78,7 +78,7 @@ def _changed(entry: Function) -> Function:
     return replace(entry, body=[*code.declarations, *body])
 
 
-def _reads_order(statement: Statement) -> bool:
+def reads_order(statement: Statement) -> bool:
     """Return whether the loop reads here whether its block is to release."""
     return (
         isinstance(statement, Instruction)

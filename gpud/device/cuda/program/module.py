@@ -41,6 +41,7 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import Pool, out_of_memory
 from gpud.device.cuda.program.by_value import is_values, pass_by_value
+from gpud.device.cuda.program.forward_news import add_news
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.program.host_poll import add_host_poll
 from gpud.device.cuda.program.report_blocks import is_rewritten, report_blocks
@@ -152,6 +153,7 @@ class CUDAModule:
         blocks: pool for its heap, which returns there when the module is garbage-collected; None:
             it may call ``malloc`` only without bounds checks.
         host_poll: whether its kernels also poll host memory: their launch records are not there.
+        news: whether they read their orders only when there is news of them.
 
     Attributes:
         context: as given.
@@ -172,9 +174,11 @@ class CUDAModule:
         blocks: Pool | None = None,
         *,
         host_poll: bool = False,
+        news: bool = False,
     ) -> None:
         flat = flatten_module(parse(text))
-        program = visible(pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat)))
+        made = pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat))
+        program = visible(add_news(made) if news else made)
         self.context = context
         self.arena = arena
         # Without bodies: the garbage collector stops all threads while it traverses objects.
