@@ -200,10 +200,11 @@ class Machine:
         lane = self.tid.astype(np.int64) & 31
         source = {"bfly": lane ^ by, "up": lane - by, "down": lane + by, "idx": lane * 0 + by}[mode]
         thread = (self.tid.astype(np.int64) & ~31) + source
-        here = (source >= 0) & (source < 32) & (thread < self.threads)
-        thread = np.where(here, thread, self.tid)
-        thread = np.where(live[thread], thread, self.tid)
-        self.assign(target, self.value(target)[thread], live)
+        thread = np.where((source >= 0) & (source < 32), thread, self.tid)
+        exists = thread < self.threads
+        thread = np.where(exists, thread, self.tid)
+        value = self.value(target)
+        self.assign(target, np.where(exists & live[thread], value[thread], 0), live)
 
     def _ballot(self, s: Statement, live: Mask) -> None:
         held = self.value(s.operands[1]).astype(np.bool_) & live

@@ -219,3 +219,52 @@ CASES.cuda(
     forms="unmodified sliced",
     expected_form="sliced",
 )(_exit_expect)
+
+
+# -- lanes that take no part -------------------------------------------------------------------
+
+ABSENT_LANES = r"""
+__device__ __forceinline__ int down(unsigned mask, int v) {
+    for (int step = 16; step; step >>= 1) v += __shfl_down_sync(mask, v, step);
+    return v;
+}
+// The last warp's sum adds what lanes outside of the mask give.
+extern "C" __global__ void absent_lanes(const int* in, int* out, int wide, unsigned* runs) {
+    GPUD_COUNT(runs);
+    __shared__ int sums[32];
+    int t = threadIdx.x, warps = blockDim.x / 32;
+    int v = down(0xffffffffu, in[blockIdx.x * blockDim.x + t]);
+    if (t % 32 == 0) sums[t / 32] = v;
+    __syncthreads();
+    unsigned mask = __ballot_sync(0xffffffffu, t < warps);
+    if (t < warps) v = down(mask, sums[t]);
+    if (t == 0) out[3 * blockIdx.x] = v;
+    // Known masks, and a lane that is known at run time only.
+    if (t < 4) v = __shfl_sync(0xfu, t + 10, wide) * 100 + __shfl_xor_sync(0xfu, t + 1, 8);
+    if (t < 4) v += 7 * __shfl_up_sync(0xfu, 5 - t, 1);
+    if (t == 0) out[3 * blockIdx.x + 1] = v;
+    if (t == 3) out[3 * blockIdx.x + 2] = v;
+}
+"""
+
+
+def _absent_make(rng: Rng) -> Args:
+    values = rng.integers(-1000, 1000, (7, 256)).astype(np.int32)
+    return [values, np.zeros((7, 3), np.int32), np.int32(20)]
+
+
+@CASES.cuda(
+    "absent_lanes",
+    ABSENT_LANES,
+    7,
+    256,
+    _absent_make,
+    "shfl.sync mask.ballot mask.absent",
+    forms="unmodified sliced",
+    expected_form="sliced",
+)
+def _absent_expect(args: Args) -> dict[int | str, Any]:
+    out = np.zeros((7, 3), np.int32)
+    out[:, 0] = args[0].sum(axis=1)
+    out[:, 1:] = 7 * 5, 7 * 3
+    return {1: out}

@@ -18,7 +18,8 @@ lanes, as a bit mask.
 Properties:
 * results depend only on the offers of the group, not on the order in which lanes arrived;
 * lanes of a warp that do not exist (partial warps) or have ended are not waited for;
-* a source lane outside the group gives the reader its own value, so that nothing undefined is read.
+* a source lane outside the group gives the reader 0: the ISA leaves it undefined, and the reduction
+  of CUDA's samples, which is right on GPUs, adds what such lanes give.
 
 Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync), 9.7.13 (vote, match, activemask, redux, elect).
 """

@@ -66,9 +66,15 @@ class ExchangeFunctions:
     ) -> None:
         """Emit ``shfl`` with known operands b and c in the warp that begins at thread ``first``."""
         sources = [_source(mode, lane, *lanes) for lane in range(WARP)]
-        known = [s if inside and group >> s & 1 else n for n, (s, inside) in enumerate(sources)]
+        # The second vector is read for lanes that take no part.
+        known = [
+            n if not inside else source if group >> source & 1 else WARP
+            for n, (source, inside) in enumerate(sources)
+        ]
         mine = self._lanes(emitter, "xa", first)
-        others = f"shufflevector {_LANES} {mine}, {_LANES} poison, {_LANES} {_constant(known)}"
+        others = (
+            f"shufflevector {_LANES} {mine}, {_LANES} zeroinitializer, {_LANES} {_constant(known)}"
+        )
         self._store_lanes(emitter, "result", first, emitter.value(others))
         self._store_lanes(
             emitter, "result_pred", first, _constant([int(inside) for _, inside in sources])
@@ -162,7 +168,9 @@ class ExchangeFunctions:
         there = emitter.value(f"icmp ne i32 {emitter.value(f'and i32 {bit}, %group')}, 0")
         chosen = emitter.value(f"select i1 {there}, i32 {chosen}, i32 {lane}")
         other = emitter.value(f"add i32 %first, {chosen}")
-        self._put(emitter, "result", thread, self._get(emitter, "xa", other))
+        value = self._get(emitter, "xa", other)
+        value = emitter.value(f"select i1 {there}, i32 {value}, i32 0")
+        self._put(emitter, "result", thread, value)
         self._put(emitter, "result_pred", thread, emitter.value(f"zext i1 {inside} to i32"))
 
     def _match(self, emitter: Emitter, kind: CollectiveKind) -> None:
