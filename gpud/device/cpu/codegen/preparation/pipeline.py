@@ -92,9 +92,13 @@ def prepare(
         checked: whether accesses to memory are checked.
 
     Raises:
-        KernelRejected: a suspending function is recursive, or a called function is not defined.
+        KernelRejected: a suspending function is recursive, a called function is not defined, or the
+            kernel needs thread block clusters.
     """
+    _refuse_clusters(entry)
     defined = {f.name: f for f in module.functions() if f.body is not None and not _is_own(f.name)}
+    if module.target[0].startswith("sm_1") and len(module.target[0]) == len("sm_1x"):
+        defined = {name: _with_roundings(function) for name, function in defined.items()}
     addressed = tuple(n for n in addressed_functions(module) if n in defined)
     resolved = {n: resolve_indirect_calls(f, defined, addressed) for n, f in defined.items()}
     functions = {
@@ -122,6 +126,34 @@ def prepare(
         prepared, *others = infer_origins(module, [prepared, *rest.values()])
         rest = {function.name: function for function in others}
     return Prepared(prepared, rest)
+
+
+def _refuse_clusters(entry: ptx.Function) -> None:
+    """Refuse a kernel with several blocks in a cluster: each would see a cluster of its own."""
+    for text in entry.attributes:
+        name, _, sizes = text.partition(" ")
+        if name == ".reqnctapercluster" and any(size.strip() != "1" for size in sizes.split(",")):
+            raise KernelRejected(
+                "unsupported-instruction",
+                "the CPU device has no thread block clusters; without __cluster_dims__ the kernel "
+                "runs if it does not use them",
+                text,
+                entry.line or None,
+            )
+
+
+def _with_roundings(function: ptx.Function) -> ptx.Function:
+    """Return ``function``, of a program for sm_1x, with the rounding that ``mad.f32`` lacks there.
+
+    PTX ISA 9.0, section 9.7.3.7: on later GPUs its results may differ slightly from those of sm_1x.
+    """
+    body: list[ptx.Statement] = [
+        replace(one, opcode=ptx.opcode("mad.rn" + one.opcode.text[len("mad") :]))
+        if isinstance(one, ptx.Instruction) and one.opcode.text in ("mad.f32", "mad.sat.f32")
+        else one
+        for one in function.body or ()
+    ]
+    return replace(function, body=body)
 
 
 def _is_own(name: str) -> bool:
