@@ -3,10 +3,11 @@
 Problem: a kernel is compiled in several processes of a running daemon, from sources that others
 send; to see what was made of one kernel must not put any client's work at risk.
 
-Approach: the compile process and a CPU device's native compile process both have a `DumpFolder` of
-the same folder, with the settings ``dump`` and ``dump_kernels``. A program has a folder there: the
-results of the compiler's stages, and the LLVM IR of its kernels. Its name is that of its first
-matching kernel, and a hash of the rewritten PTX, from which both processes derive it.
+Approach: the compile process, a CPU device's native compile process and a CUDA device's host all
+have a `DumpFolder` of the same folder, with the settings ``dump`` and ``dump_kernels``. A program
+has a folder there: the results of the compiler's stages, and the LLVM IR of its kernels, or its PTX
+as a GPU's driver is given it. Its name is that of its first
+matching kernel, and a hash of the rewritten PTX, from which each process derives it.
 
 Terms: a *label* is a program's first kernel with a name that matches; there is none in a program
 that fails to compile: such a program matches if a word of its source does.
@@ -111,18 +112,34 @@ class DumpFolder:
             block: for blocks of x, y, z threads.
             llvm_ir: as text, before LLVM has optimised it.
         """
+        if self.wants(kernel_of(entry)):
+            name = f"llvm-{_shortened(entry)}-{'x'.join(map(str, block))}.ll"
+            self._add(ptx, entries, name, llvm_ir)
+
+    def loaded(self, ptx: str, entries: Iterable[str], text: str) -> None:
+        """Write what a GPU's driver is given of a program, unless that is there already.
+
+        Args:
+            ptx: the rewritten program.
+            entries: all of its entries, in order.
+            text: the same with what is added as it is loaded.
+        """
+        self._add(ptx, entries, "loaded.ptx", text)
+
+    def _add(self, ptx: str, entries: Iterable[str], name: str, text: str) -> None:
+        """Write a file of a program; ``llvm-...``: one of at most `MOST_KERNELS`."""
         label = self._label(map(kernel_of, entries))
-        if label is None or not self.wants(kernel_of(entry)):
+        if label is None:
             return
         folder = self.path / f"{label}-{_hash(ptx)}"
-        path = folder / f"llvm-{_shortened(entry)}-{'x'.join(map(str, block))}.ll"
+        path = folder / name
         with self._harmless():
             if path.exists():
                 return
             others = len(list(folder.glob("llvm-*"))) if folder.exists() else 0
             if others < MOST_KERNELS and self.has_room(new=not folder.exists()):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                _write(path, llvm_ir)
+                _write(path, text)
 
     def wants(self, kernel: str) -> bool:
         """Return whether the kernel of that name is to be dumped."""

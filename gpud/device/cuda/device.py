@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from gpud.compiler.dump_folder import DumpFolder
 from gpud.device.cuda.driver.calls import Driver, DriverError, open_driver
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.serial_executor import SerialExecutor
@@ -64,6 +65,7 @@ class CUDADevice:
             `gpud.device.cuda.launch.release_path`.
         by_sm: True: a shrinking launch releases the blocks that empty whole SMs; False: those with
             the highest indices, for comparison. See `gpud.device.cuda.placement.release_order`.
+        dump: writes the programs as they are loaded; None: nobody wants to see them.
         driver: replaces the machine's driver in tests.
         watch: whether to start the watcher thread and the watchdog; tests may poll by hand instead.
 
@@ -88,6 +90,7 @@ class CUDADevice:
         *,
         release: str = "mapped",
         by_sm: bool = True,
+        dump: DumpFolder | None = None,
         driver: Driver | None = None,
         watch: bool = True,
     ) -> None:
@@ -97,6 +100,7 @@ class CUDADevice:
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
         self._closed = False
+        self._dump = dump
         self._programs: dict[int, Any] = {}
         self._retired: deque[int] = deque()
         self._memory: list[MappedBlock] = []
@@ -229,7 +233,7 @@ class CUDADevice:
         module = CUDAModule(
             self.context, text, arena, self.device_blocks,
             host_poll=release.host_poll if host_poll is None else host_poll,
-            news=release.news if news is None else news,
+            news=release.news if news is None else news, dump=self._dump,
         )  # fmt: skip
         handle = module.release()
         self._programs[int(handle)] = handle

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import NamedTuple
 
 from gpud.device.host.host import Host
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
     parser.add_argument("--release-path", default="mapped", help="of a GPU")
-    parser.add_argument("--dump", help="the folder to write LLVM IR to")
+    parser.add_argument("--dump", help="the folder to write LLVM IR, or loaded PTX, to")
     parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
     _prepare_process()
@@ -81,8 +82,8 @@ class DeviceSettings(NamedTuple):
         compile_seconds, compile_memory_bytes: limits of the CPU device's compiler process for one
             kernel; 0 bytes: no limit.
         release_path: see `gpud.device.cuda.launch.release_path`.
-        dump, dump_kernels: the CPU device's arguments of `gpud.compiler.dump_folder.DumpFolder`,
-            the second with commas; None: nothing is dumped.
+        dump, dump_kernels: arguments of `gpud.compiler.dump_folder.DumpFolder`, the second with
+            commas; None: nothing is dumped.
     """
 
     compile_seconds: float = 60.0
@@ -101,11 +102,14 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
         MissingDependency: a package that it needs is not installed.
     """
     if spec.kind == "cuda":
+        from gpud.compiler.dump_folder import DumpFolder
         from gpud.device.cuda.device import CUDADevice
         from gpud.device.cuda.driver.calls import DriverError
 
+        kernels = settings.dump_kernels.split(",")
+        folder = None if settings.dump is None else DumpFolder(Path(settings.dump), kernels)
         try:
-            return CUDADevice(spec.number, release=settings.release_path)
+            return CUDADevice(spec.number, release=settings.release_path, dump=folder)
         except (DriverError, DeviceLost) as error:
             raise InvalidArgument(
                 f"{spec} cannot be opened: {error}. Another process may have it to itself or have "

@@ -49,44 +49,19 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gpud.device.cuda.driver.calls import DriverError
-from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.execution.watcher import WatchedRun
-from gpud.device.cuda.memory.quiescer import Quiescer, all_runs
-from gpud.device.cuda.memory.staging import Staging
-from gpud.device.cuda.memory.virtual_memory import Reserve, VirtualMemory
+from gpud.device.cuda.memory.arena_interfaces import Program, SharedByArenas
+from gpud.device.cuda.memory.quiescer import all_runs
+from gpud.device.cuda.memory.virtual_memory import VirtualMemory
 from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
 
 __all__ = ["CUDAArena"]
 
 _FLOOR_BYTES: Final = 1 << 16
 """The least prefix: checks of accesses subtract some KiB from its size."""
-
-
-class Program(Protocol):
-    """The part of `gpud.device.cuda.program.module.CUDAModule` that an arena uses."""
-
-    def widen(self, size: int) -> None:
-        """Have its checks pass the first ``size`` bytes of its arena from the next launch on."""
-
-
-class SharedByArenas(Reserve, Protocol):
-    """What the arenas of a device share: see `gpud.device.cuda.memory.arenas.Arenas`."""
-
-    context: Context
-    quiescer: Quiescer
-    staging: Staging
-
-    def wait_freed(self, freed: int) -> bool:
-        """Wait until more than ``freed`` arenas were freed; False: none will be soon."""
-
-    def retire(self, address: int, free: Callable[[], None]) -> None:
-        """Have the closed arena at ``address`` freed in the background, by calling ``free``."""
-
-    def trim(self) -> None:
-        """Free all spare pieces, if memory is short and nothing is on the device."""
 
 
 @dataclass(slots=True)

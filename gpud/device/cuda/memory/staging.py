@@ -8,6 +8,7 @@ Approach: a small page-locked buffer in two halves. While the GPU copies one, th
 the file or written to it, with calls that do not allocate the file's holes when they read them.
 
 Properties:
+* no more than two parts of a copy are under way: a short copy of another's waits for no more;
 * a copy is complete when the call returns, or it raises, and no part of it is still in progress;
 * no part of a file is locked, mapped or allocated; a hole that is read stays one.
 """
@@ -97,12 +98,13 @@ class Staging:
         hours; copies use the copy engines.
         """
         driver = self._context.enter()
-        block, _ = self._halves[0]
-        block.view[: min(size, _HALF_BYTES)] = 0
+        for block, _ in self._halves:
+            block.view[: min(size, _HALF_BYTES)] = 0
         try:
-            for at in range(0, size, _HALF_BYTES):
-                count = min(size - at, _HALF_BYTES)
+            for at, count, block, event in self._parts(size):
+                driver.call("cuEventSynchronize", event)  # others' copies are not to wait for all
                 driver.call("cuMemcpyHtoDAsync", address + at, block.address, count, self._stream)
+                driver.call("cuEventRecord", event, self._stream)
         finally:
             self._wait()
 

@@ -6,7 +6,8 @@ range before the first kernel; and variables lie in device memory, which Python 
 Approach: the program is parsed for what the driver does not report (the layout of parameters, the
 variables and their sizes) and loaded with a buffer for the log. Bounds checks read `ARENA`, which
 is written right after the load, and again when the arena's prefix grows (`CUDAModule.widen`).
-`DeviceBytes` stands for a variable: slices of it are read and written by copies.
+`gpud.device.cuda.program.device_bytes` stands for a variable: slices of it are read and written by
+copies.
 
 Variables without linkage are made visible first: the driver gives the address of no others, and
 the texts of assertions are such variables.
@@ -27,11 +28,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gpud.compiler.abi.reserved_names import ARENA, HEAP, PRINT
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.data_layout import size_and_align
+from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.forms.rules import SLOT_BYTES
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
@@ -41,6 +42,7 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import Pool, out_of_memory
 from gpud.device.cuda.program.by_value import is_values, pass_by_value
+from gpud.device.cuda.program.device_bytes import DeviceBytes
 from gpud.device.cuda.program.forward_news import add_news
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.program.host_poll import add_host_poll
@@ -48,7 +50,7 @@ from gpud.device.cuda.program.report_blocks import is_rewritten, report_blocks
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 
-__all__ = ["CUDAKernel", "CUDAModule", "DeviceBytes", "visible"]
+__all__ = ["CUDAKernel", "CUDAModule", "visible"]
 
 _LOG_BYTES = 1 << 16
 _REFUSALS = frozenset(
@@ -154,6 +156,7 @@ class CUDAModule:
             it may call ``malloc`` only without bounds checks.
         host_poll: whether its kernels also poll host memory: their launch records are not there.
         news: whether they read their orders only when there is news of them.
+        dump: writes what is loaded; None: nobody wants to see it.
 
     Attributes:
         context: as given.
@@ -175,10 +178,11 @@ class CUDAModule:
         *,
         host_poll: bool = False,
         news: bool = False,
+        dump: DumpFolder | None = None,
     ) -> None:
         flat = flatten_module(parse(text))
-        made = pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat))
-        program = visible(add_news(made) if news else made)
+        changed = pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat))
+        program = visible(add_news(changed) if news else changed)
         self.context = context
         self.arena = arena
         # Without bodies: the garbage collector stops all threads while it traverses objects.
@@ -199,7 +203,10 @@ class CUDAModule:
         if HEAP in own and arena is not None and blocks is not None:
             program = with_own_heap(program)
             heap = self._take_heap(blocks)
-        self._handle = _loaded(context, print_module(program))
+        made = print_module(program)
+        if dump is not None:
+            dump.loaded(text, self._entries, made)
+        self._handle = _loaded(context, made)
         self._owned = True
         try:
             if ARENA in own:
@@ -299,53 +306,6 @@ class CUDAModule:
         if address is not None:
             raw = b"".join(value.to_bytes(8, "little") for value in values)
             DeviceBytes(self.context, address, len(raw))[:] = raw
-
-
-class DeviceBytes:
-    """Bytes in device memory: slices without a step, read and written by copies that wait.
-
-    Attributes:
-        address: on the device.
-        size: in bytes.
-    """
-
-    __slots__ = ("_context", "address", "size")
-
-    def __init__(self, context: Context, address: int, size: int) -> None:
-        self._context = context
-        self.address = address
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, part: slice) -> DeviceBytes:
-        start, size = self._part(part)
-        return DeviceBytes(self._context, self.address + start, size)
-
-    def __setitem__(self, part: slice, data: Any) -> None:
-        start, size = self._part(part)
-        raw = np.frombuffer(memoryview(data).cast("B"), np.uint8)
-        if raw.size != size:
-            raise ValueError(f"{raw.size} bytes do not fill {size}")
-        self._context.copy_in(self.address + start, raw.ctypes.data, size)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        if copy is False:
-            raise ValueError("what lies in device memory is always copied")
-        values = np.empty(self.size, np.uint8)
-        self._context.copy_out(values.ctypes.data, self.address, self.size)
-        return values if dtype is None else values.astype(dtype)
-
-    def tobytes(self) -> bytes:
-        """Return a copy."""
-        return self.__array__().tobytes()
-
-    def _part(self, part: slice) -> tuple[int, int]:
-        start, stop, step = part.indices(self.size)
-        if step != 1:
-            raise ValueError("device memory is read and written without steps")
-        return start, max(0, stop - start)
 
 
 def _printing(program: ptx.Module) -> frozenset[str]:

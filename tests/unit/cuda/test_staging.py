@@ -1,0 +1,56 @@
+"""Copies between memory files and the GPU: how many are under way at once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpud.device.cuda.memory import staging
+from gpud.device.cuda.memory.staging import Staging
+from tests.driver_model import SteppedDriver
+from tests.unit.cuda.model_runs import device_of
+
+SIZE = 10 << 16
+Copy = Callable[[Staging, int, int], None]
+
+
+class Counting(SteppedDriver):
+    """Counts the copies that are on a stream when another is added."""
+
+    most = 0
+
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name.startswith("cuMemcpy") and name.endswith("Async"):
+            waiting = len(self.streams.of(arguments[-1]).queue)
+            self.most = max(self.most, -(-waiting // 2))  # each has an event behind it
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda one, file, address: one.upload(file, 0, address, SIZE),
+        lambda one, file, address: one.download(address, file, 0, SIZE),
+        lambda one, _, address: one.zero(address, SIZE),
+    ],
+    ids=["upload", "download", "zero"],
+)
+def test_no_more_than_two_parts_are_under_way(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_HALF_BYTES", 1 << 16)
+    fake = Counting()
+    with device_of(fake) as device, tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        memory, one = device.device_memory(SIZE), Staging(device.context)
+        memory.fill(7)
+        fake.most = 0
+        copy(one, file.fileno(), memory.address)
+        assert fake.most < 2, "one, when the second is added"
+        assert memory.download() == (bytes([7]) * SIZE if _keeps(copy) else bytes(SIZE))
+        one.close()
+        memory.close()
+
+
+def _keeps(copy: Copy) -> bool:
+    return "download" in copy.__code__.co_names
