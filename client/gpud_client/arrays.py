@@ -21,6 +21,7 @@ from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
+from gpud_client.displays import Display, Displayed
 from gpud_client.launch.streams import Stream
 
 __all__ = [
@@ -70,7 +71,7 @@ class _Allocation:
         self.kick()
 
 
-class ArrayBase:
+class ArrayBase(Displayed):
     """State and operations common to `Array` and `AsyncArray`."""
 
     def __init__(
@@ -85,6 +86,7 @@ class ArrayBase:
         self._shape = shape
         self._dtype = dtype
         self._exposed = False
+        self._exported: _Allocation | None = None
         self._users = PendingJobs()
 
     @property
@@ -143,6 +145,17 @@ class ArrayBase:
         memory until they are gone. May be called twice. Dropping the array does the same.
         """
         self._allocation = None
+
+    def _display(self) -> Display:
+        rows = [
+            ("shape", " x ".join(map(str, self._shape)) or "one element"),
+            ("type", str(self._dtype)),
+            ("size", f"{self.nbytes:,} bytes"),
+            ("device", f"{self._device.index}: {self._device.name}"),
+        ]
+        if self._allocation is None:
+            rows.append(("state", "freed"))
+        return Display(type(self).__name__, rows)
 
     def __repr__(self) -> str:
         freed = ", freed" if self._allocation is None else ""

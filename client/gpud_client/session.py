@@ -22,6 +22,8 @@ from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 
+_DLPACK_HOST = 1
+
 __all__ = ["Array", "Kernel", "Module", "Session", "Symbol", "connect"]
 
 
@@ -29,9 +31,37 @@ class Array(ArrayBase, Blocking):
     """An array in a device's memory; made by `Session.array`, `Session.empty`, `Session.zeros`.
 
     Freed when it is garbage collected; jobs that were submitted with it keep its memory until they
-    have ended.
-    Thread-safe.
+    have ended. Thread-safe.
+
+    On a CPU device ``numpy.asarray(array)``, ``numpy.from_dlpack(array)`` and
+    ``torch.from_dlpack(array)`` make views without a copy, as `numpy` does; they keep the memory.
+    The memory of a GPU is the daemon's: there ``numpy.asarray`` copies.
     """
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's protocol for views without a copy; see `numpy`, which describes them."""
+        if self._copied:
+            raise AttributeError(f"the memory of {self._device.name} is in another process")
+        interface: dict[str, Any] = self.numpy().__array_interface__
+        # Who reads this keeps this array, and not the view: `free` must leave the memory.
+        self._exported = self._allocation
+        return interface
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Export a view without a copy, as `numpy.from_dlpack` and `torch.from_dlpack` want it."""
+        if self._copied:
+            raise BufferError(
+                f"the memory of {self._device.name} belongs to the daemon's process and cannot be "
+                "exported: copy the values with get() and set()"
+            )
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's kind and number of the device that has the memory: the host."""
+        if self._copied:
+            raise BufferError(f"the memory of {self._device.name} cannot be exported")
+        return _DLPACK_HOST, 0
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Values:
         values = self.numpy() if copy is False else self.get()

@@ -362,9 +362,21 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
 
 
 def _program() -> str:
-    """Return a name for this process, to be shown to people."""
+    """Return a name for this process, to be shown to people: a notebook's, if it runs one."""
+    if "ipykernel" in sys.modules:
+        return Path(_notebook() or "notebook").name
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
     return name if name not in ("", "-c", "-m") else Path(sys.executable or "python").name
+
+
+def _notebook() -> str | None:
+    """Return the path of the notebook that this process runs, if it was told."""
+    told = os.environ.get("JPY_SESSION_NAME")  # by Jupyter's server
+    if told is None:
+        get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        shell = None if get_ipython is None else get_ipython()
+        told = getattr(shell, "user_ns", {}).get("__vsc_ipynb_file__")  # by VS Code
+    return told
 
 
 def _texts(what: str, given: Any) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +14,7 @@ from gpud_client.connection.faces import operation, queried
 from gpud_client.connection.pending import KeptJob, Operation
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
+from gpud_client.displays import Display, Displayed
 from gpud_client.launch.shares import resolve
 from gpud_client.launch.unretrieved import Failure
 
@@ -29,7 +30,7 @@ _NO_STATS: dict[str, Any] = {
 }
 
 
-class JobBase:
+class JobBase(Displayed):
     """State and operations common to `Job` and `AsyncJob`.
 
     Args:
@@ -93,6 +94,21 @@ class JobBase:
     def __repr__(self) -> str:
         state = "not ended" if not self._settled else self._final_state()
         return f"<{type(self).__name__} {self.id} {self._what}: {state}>"
+
+    def _display(self) -> Display:
+        """What is known without asking the daemon; jobs that block ask it."""
+        ended = self._settled
+        return self._shown(self._final_state() if ended else "not ended", self._final_progress())
+
+    def _shown(
+        self, state: str, progress: tuple[int, int], more: Sequence[tuple[str, str]] = ()
+    ) -> Display:
+        rows = [("state", state), ("device", f"{self._device.index}: {self._device.name}"), *more]
+        if self._settled and self._error is not None:
+            rows.append(("error", str(self._error)))
+        if self.output:
+            rows.append(("output", self.output))
+        return Display(f"{type(self).__name__} {self.id}: {self._what}", rows, progress)
 
     @operation
     def cancel(self) -> Operation[bool]:

@@ -7,11 +7,13 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any
 
-from gpud.errors import JobCancelled
+from gpud.errors import GpudError, JobCancelled
 from gpud_client.connection.faces import Blocking
 from gpud_client.connection.pending import wake
+from gpud_client.displays import Display
 from gpud_client.launch.job_base import JobBase
 
 __all__ = ["Job"]
@@ -91,6 +93,15 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
         self._callbacks.append(fn)
         if self._settled:
             self._call_back()
+
+    def _display(self) -> Display:
+        with suppress(GpudError):  # the connection is lost: what is known is shown
+            row = self._channel.run(self._describe())
+            if row is not None:
+                done, total = row["progress"]
+                more = [("has now", f"{row['allocation']} CapSM")]
+                return self._shown(str(row["state"]), (int(done), int(total)), more)
+        return super()._display()
 
     # -- settling: called in the thread that reads the connection
 

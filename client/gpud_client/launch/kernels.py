@@ -13,6 +13,7 @@ from gpud_client.arrays import ArrayBase
 from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Operation, Request
 from gpud_client.devices import Device
+from gpud_client.displays import Display, Displayed
 from gpud_client.launch.argument_packer import ArgumentPacker
 from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3, as_shared
 from gpud_client.launch.loaded_module import LoadedModule
@@ -60,7 +61,7 @@ class PackedLaunch(NamedTuple):
     form: str
 
 
-class KernelBase(Generic[ModuleT, JobT]):
+class KernelBase(Displayed, Generic[ModuleT, JobT]):
     """State and operations common to `Kernel` and `AsyncKernel`.
 
     Raises:
@@ -109,6 +110,14 @@ class KernelBase(Generic[ModuleT, JobT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name} ({self.form})>"
+
+    def _display(self) -> Display:
+        rows = [("form", f"{self.form}: {'; '.join(self.why)}" if self.why else self.form)]
+        rows += [
+            (f"argument {index}", f"{one.kind}, {one.size} bytes")
+            for index, one in enumerate(self._params)
+        ]
+        return Display(f"{type(self).__name__} {self._name}", rows)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Say how a kernel is launched."""

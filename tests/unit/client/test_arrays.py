@@ -159,7 +159,7 @@ def test_set_is_strict(gpu: gc.Session) -> None:
 
 def test_as_a_numpy_array(gpu: gc.Session) -> None:
     x = gpu.array([1, 2, 3])
-    copied = np.asarray(x)
+    copied = np.array(x)
     copied[0] = 9
     assert x.get().tolist() == [1, 2, 3]
     assert np.array(x, np.float32).dtype == np.float32
@@ -170,6 +170,39 @@ def test_as_a_numpy_array(gpu: gc.Session) -> None:
         np.array(x, np.float32, copy=False)
     with pytest.raises(TypeError, match="no length"):
         len(gpu.zeros(()))
+
+
+@pytest.mark.parametrize("view_of", [np.asarray, np.from_dlpack])
+def test_others_view_it_without_a_copy(gpu: gc.Session, daemon: FakeDaemon, view_of: Any) -> None:
+    x = gpu.array(np.arange(6, dtype=np.float32).reshape(2, 3))
+    view = view_of(x)
+    x.set(np.ones((2, 3), np.float32))
+    assert view.tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert (view.shape, view.dtype) == ((2, 3), np.float32)
+    # The memory stays for as long as it is looked at.
+    x.free()
+    garbage.collect()
+    gpu.query("status")
+    assert not daemon.of(wm.Free)
+    with pytest.raises(ValueError, match="freed"):
+        view_of(x)
+    del x, view
+    garbage.collect()
+    gpu.query("status")
+    assert len(daemon.of(wm.Free)) == 1
+
+
+def test_memory_of_another_process_is_not_viewed(daemon: FakeDaemon) -> None:
+    daemon.devices[0]["arrays"] = "copied"
+    daemon.answer[wm.Download] = lambda message: daemon.send(wm.Answer(message.request))
+    with gc.connect(daemon.path) as gpu:
+        x = gpu.array([1.0, 2.0])
+        copied = np.asarray(x)  # by `__array__`
+        copied[0] = 5
+        assert x.get().tolist() == [1.0, 2.0]
+        assert not hasattr(x, "__array_interface__")
+        with pytest.raises(BufferError, match="cannot be exported"):
+            np.from_dlpack(x)
 
 
 def test_a_view_is_the_memory_itself(gpu: gc.Session) -> None:

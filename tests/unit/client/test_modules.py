@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc as garbage
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ def test_refused(gpu: gc.Session, daemon: FakeDaemon, make: Any, error: type[Exc
     assert daemon.of(wm.Compile) == []
 
 
-def test_how_a_kernel_is_launched(gpu: gc.Session, saxpy: Any) -> None:
-    for use in (lambda: saxpy(1, 32), lambda: saxpy[1, 32], lambda: saxpy[1, 32](1.0)):
+def test_how_a_kernel_is_launched(saxpy: Any) -> None:
+    uses: tuple[Callable[[], Any], ...] = (lambda: saxpy(1, 32), lambda: saxpy[1, 32])
+    for use in uses:
         with pytest.raises(TypeError, match=r"launch it with saxpy\.submit\(grid, block, args="):
             use()
 
