@@ -185,7 +185,8 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
 
         Args:
             source: CUDA C++ or PTX.
-            name: Of the kernel; ``"axpy<float>"`` for a template.
+            name: Of the kernel: in C++, with its namespace or, if it is the only one, without;
+                ``"axpy<float>"`` for a template; or in the PTX, mangled.
             options: For NVRTC, such as ``"-DN=4"``.
             form: Force a form: ``"persistent"``, ``"sliced"`` or ``"whole"``.
             device: For which device; None: for the first one, and for others when needed.

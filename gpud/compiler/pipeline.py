@@ -30,6 +30,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from gpud.compiler.abi.fault_sites import SiteTable
@@ -40,6 +41,7 @@ from gpud.compiler.analysis.name_checks import check_variant_names
 from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
+from gpud.compiler.kernel_names import is_plain, plain_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
 from gpud.compiler.passes.safety.bounds_checks import uncheckable
@@ -61,7 +63,7 @@ from gpud.compiler.reproducer_folder import write_reproducer
 from gpud.compiler.request import Request
 from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
-from gpud.errors import EmptySource, GpudError, InternalError, KernelRejected
+from gpud.errors import EmptySource, GpudError, InternalError, KernelNotFound, KernelRejected
 
 __all__ = [
     "Compilation",
@@ -175,6 +177,8 @@ class Compilation:
         self.stage = "source"
         self.log = ""
         self.lowered_names: dict[str, str] = {}
+        self._not_found: KernelNotFound | None = None
+        """NVRTC's error about a name that may be a plain one."""
 
     def program(self) -> Program:
         """Run all stages; raises as `compile_program` does."""
@@ -200,21 +204,29 @@ class Compilation:
             }
             if kernels and all(kernel.form is Form.REJECTED for kernel in kernels.values()):
                 raise rejection(next(iter(kernels.values())))
-            return Program(
-                ptx, text, kernels, self.lowered_names, symbols_of(flat), self.log, sites.sites
-            )
+            lowered = plain_names(kernels) | self.lowered_names
+            if self._not_found is not None:
+                if any(n not in lowered and n not in kernels for n in request.name_expressions):
+                    raise self._not_found
+            return Program(ptx, text, kernels, lowered, symbols_of(flat), self.log, sites.sites)
 
     # -- stages ------------------------------------------------------------------------------
 
     def _nvrtc(self) -> str:
         self.stage = "nvrtc"
         request = self.request
-        compiled = compile_cuda(
-            request.source,
-            arch=request.arch,
-            options=request.options,
-            name_expressions=request.name_expressions,
+        compile_with = partial(
+            compile_cuda, request.source, arch=request.arch, options=request.options
         )
+        try:
+            compiled = compile_with(name_expressions=request.name_expressions)
+        except KernelNotFound as error:
+            # It may be in a namespace, and the only one of that name.
+            others = [name for name in request.name_expressions if not is_plain(name)]
+            if len(others) == len(request.name_expressions):
+                raise
+            compiled = compile_with(name_expressions=others)
+            self._not_found = error
         self.log = compiled.log
         self.lowered_names = dict(compiled.lowered_names)
         self._write("nvrtc", "ptx", compiled.ptx)

@@ -176,7 +176,7 @@ class Program:
         ptx: The rewritten program, without rejected kernels.
         original_ptx: The PTX before rewriting, from NVRTC or from the caller.
         kernels: Every kernel by its name in the PTX, rejected ones included.
-        lowered_names: PTX name by name expression.
+        lowered_names: PTX name by name expression, and by unique name in the source.
         symbols: Module variables in ``.global`` and ``.const`` by name.
         log: NVRTC's log, empty for PTX.
         sites: The instructions that fault records name, by number.
@@ -191,7 +191,7 @@ class Program:
     sites: tuple[Site, ...] = ()
 
     def kernel(self, name: str) -> KernelInfo:
-        """Return the kernel with a name expression or PTX name.
+        """Return the kernel of a name: see `gpud.compiler.kernel_names`.
 
         Raises:
             KernelNotFound: There is none.

@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from gpud.compiler.abi.fault_sites import SOURCE_NAME
+from gpud.compiler.kernel_names import is_mangled
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.errors import (
     CompileError,
@@ -91,7 +92,8 @@ def compile_cuda(
         arch: A virtual architecture: one of `supported_archs`, from 9.0 on also with the suffix
             ``a``, from 10.0 on also ``f``.
         options: Further NVRTC options, one per item: ``"-DN=4"``, ``"--use_fast_math"``.
-        name_expressions: Kernels to keep and to look up, ``"axpy<float>"``.
+        name_expressions: Kernels to keep and to look up, ``"axpy<float>"``; mangled names, which
+            are not C++, are left out.
 
     Raises:
         EmptySource: ``source`` is empty or blank.
@@ -112,11 +114,12 @@ def compile_cuda(
         *options,
         *(f"--include-path={path}" for path in cuda_include_paths(nvrtc_version()[0])),
     ]
+    expressions = [name for name in name_expressions if not is_mangled(name)]
     with _Program(source) as program:
-        for expression in name_expressions:
+        for expression in expressions:
             program.add_name_expression(expression)
         log = program.compile(arguments)
-        lowered = {name: program.lowered_name(name) for name in name_expressions}
+        lowered = {name: program.lowered_name(name) for name in expressions}
         return CompiledSource(program.ptx(), log, lowered)
 
 

@@ -64,7 +64,8 @@ class CompiledProgram:
         self.descriptions = [kernel.describe() for kernel in self.kernels]
         index = {kernel.entry: at for at, kernel in enumerate(self.kernels)}
         lowered = program.lowered_names
-        self.names = {name: index[lowered.get(name, name)] for name in names}
+        self.names = {name: index[entry] for name, entry in lowered.items()}
+        self.names |= {name: index[lowered.get(name, name)] for name in names}
         self.symbols = {symbol.name: symbol.size for symbol in program.symbols.values()}
         self.variables = frozenset(
             symbol.name for symbol in program.symbols.values() if symbol.space != "const"
