@@ -141,8 +141,8 @@ class CUDADevice:
             self.launches = ActiveLaunches(
                 context, paths, self.watcher.semaphore, gate_kernel.handle, cooperative, by_sm=by_sm
             )
-            undo.callback(self.launches.close)
-            self.launches.prepare()
+            undo.callback(self.launches.streams.close)
+            self.launches.streams.prepare()
             undo.callback(self._unload_all)
             self._preparation = Preparation(
                 self.sms, self.host_blocks, self.output_buffers, self.occupancy
@@ -318,7 +318,7 @@ class CUDADevice:
     def _synchronize(self) -> None:
         """Wait for all streams."""
         driver = self.context.enter()
-        self.launches.synchronize()
+        self.launches.streams.synchronize()
         self.launches.release.synchronize()
         driver.call("cuStreamSynchronize", self.control_stream)
 

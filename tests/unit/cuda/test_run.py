@@ -113,7 +113,7 @@ def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
     fake = SteppedDriver(4)
     with device_of(fake) as device:
         sequence = device.prepare(launches(device, "p"))
-        device.launches._streams.clear()  # the prepared ones
+        device.launches.streams._streams.clear()  # the prepared ones
         before = len(fake.streams.all)
         assert before > 1
         for priority in (0, 1):

@@ -347,33 +347,31 @@ def test_only_kernels_with_shared_memory_ask_for_the_most_of_it() -> None:
         assert device.prepare(specs).total == 1
 
 
-def test_a_limit_follows_what_the_call_takes_on_an_idle_device() -> None:
-    watchdog, idle, halted = DriverWatchdog(), [True], threading.Event()
+def test_a_limit_follows_what_the_call_takes_on_an_idle_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watchdog, idle, halted, clock = DriverWatchdog(), [True], threading.Event(), [0.0]
+    monkeypatch.setattr("gpud.device.cuda.driver.watchdog.time.monotonic", lambda: clock[0])
 
     def call(function: str, seconds: float, size: int = 0) -> None:
         with watchdog.blocking_call(function, size):
-            time.sleep(seconds)
+            clock[0] += seconds
 
     assert watchdog.limit_s("cuGreenCtxCreate") == 5e-3
     call("cuGreenCtxCreate", 0.02)
     call("cuMemHostAlloc", 0.004, 1 << 20)
-    assert 0.1 <= watchdog.limit_s("cuGreenCtxCreate") < 0.5
-    assert watchdog.limit_s("never called") == watchdog.limit_s("cuGreenCtxCreate")
-    small, large = (watchdog.limit_s("cuMemHostAlloc", size) for size in (1 << 10, 1 << 22))
-    assert 0.02 <= small < 0.25
-    assert large == pytest.approx(min(4 * small, 1.0))
+    call("cuMemHostAlloc", 0.001, 1 << 20)
+    assert watchdog.limit_s("cuGreenCtxCreate") == pytest.approx(0.1)
+    assert watchdog.limit_s("never called") == pytest.approx(0.1)
+    assert watchdog.limit_s("cuMemHostAlloc", 1 << 10) == pytest.approx(0.02)
+    assert watchdog.limit_s("cuMemHostAlloc", 1 << 22) == pytest.approx(0.08)
     assert watchdog.limit_s("cuMemHostAlloc", 1 << 40) == 1.0
     watchdog.arm(halted.set, lambda: None, lambda: idle[0])
-    known = watchdog.limit_s("cuGreenCtxCreate")
-    call("cuGreenCtxCreate", 0.03)
-    assert not halted.is_set(), "within the limit"
-    assert watchdog.limit_s("cuGreenCtxCreate") > known, (
-        "calls on an idle device are timed later, too"
-    )
-    idle[0], known = False, watchdog.limit_s("cuMemHostAlloc", 1 << 20)
-    call("cuMemHostAlloc", 2 * known, 1 << 20)
-    assert halted.is_set()
-    assert watchdog.limit_s("cuMemHostAlloc", 1 << 20) == known, "it may have waited"
+    call("cuGreenCtxCreate", 3.0)
+    assert watchdog.limit_s("cuGreenCtxCreate") == 1.0, "those on an idle device are timed, too"
+    idle[0] = False
+    call("cuMemHostAlloc", 3.0, 1 << 20)
+    assert watchdog.limit_s("cuMemHostAlloc", 1 << 20) == pytest.approx(0.02), "it may have waited"
 
 
 def test_opening_a_device_times_the_calls_that_are_guarded_later() -> None:

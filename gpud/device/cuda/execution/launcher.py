@@ -246,15 +246,18 @@ class Launcher:
                 number = self._next
                 if number != tracker.due or not tracker.opened:
                     records.gate(number, always=number == tracker.due)
-                self._add_main(self._sequence.blocks(number, slices))
+                self._add_main(self._sequence.blocks(number, slices), followed=False)
                 self._next += 1
                 queued += 1
                 # Not behind every launch: later work on the stream waits for a host function.
                 if self._outlasts(number, slices):
+                    self._launches.follow(tracker.main[-1], records.stream)
                     self._launches.notify(records.stream)
         finally:
             if queued and not self._more:
                 self._finish_queue()
+            elif queued and tracker.main[-1].event is None:
+                self._launches.follow(tracker.main[-1], records.stream)
 
     def _finish_queue(self) -> None:
         """Have the job records copied and the watcher woken behind the last launch."""
@@ -263,6 +266,8 @@ class Launcher:
         if not tracker.helpers:
             with suppress(DriverError):  # then they are copied when the run is over
                 records.copy_back(tracker.main[-1])
+        if tracker.main[-1].event is None:
+            self._launches.follow(tracker.main[-1], records.stream)
         self._launches.notify(records.stream)
 
     @property
@@ -299,13 +304,13 @@ class Launcher:
         tracker.sliced += count
         self._finish_queue()
 
-    def _add_main(self, count: int, *, base: int = 0) -> None:
+    def _add_main(self, count: int, *, base: int = 0, followed: bool = True) -> None:
         records, number = self._tracker.on_device, self._next
         records.changing()
         launch = self._launches.begin(
             self._sequence, number, count, records.stream,
             job=records.job(number), place=records.place, news=records.news(number),
-            base=base, bitmap=self._bitmap,
+            base=base, bitmap=self._bitmap, followed=followed,
         )  # fmt: skip
         self._tracker.main.append(launch)
         records.unawaited = False
@@ -325,7 +330,7 @@ class Launcher:
     def _help(self, number: int, count: int) -> None:
         """Add ``count`` blocks to a launch that runs."""
         records, place = self._tracker.on_device, self._place
-        stream = self._launches.take_stream(self._urgent, place)
+        stream = self._launches.streams.take_stream(self._urgent, place)
         # Before the helper begins, so that the gate behind the launch sees it.
         records.mark_helped(number)
         records.changing()
@@ -337,7 +342,7 @@ class Launcher:
                 bitmap=self._bitmap,
             )  # fmt: skip
         except (GpudError, DriverError):
-            self._launches.give_stream(stream, self._urgent, place)
+            self._launches.streams.give_stream(stream, self._urgent, place)
             raise
         launch.stream = stream
         self._tracker.add_helper(launch)

@@ -128,7 +128,7 @@ class RunTracker:
     def reap(self) -> bool:
         """Remove launches that are over; whether there were any."""
         changed = False
-        while self.main and self._launches.is_over(self.main[0]):
+        for _ in range(self._over()):
             self._end_launch(self.main.popleft())
             changed = True
         for launch in [one for one in self.helpers if self._launches.is_over(one)]:
@@ -253,6 +253,22 @@ class RunTracker:
         return usage
 
     # -- helpers
+
+    def _over(self) -> int:
+        """Return how many launches of `main` are over, from the first on.
+
+        Those before the current one are, and those before one that is over.
+        """
+        over, current = 0, self.on_device.current
+        for index, launch in enumerate(self.main):
+            if launch.event is None:
+                if launch.number < current:
+                    over = index + 1
+            elif self._launches.is_over(launch):
+                over = index + 1
+            else:
+                break
+        return over
 
     def _count_live(self) -> int:
         return sum(self._launches.live(launch) for launch in self.launches)

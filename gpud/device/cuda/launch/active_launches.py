@@ -36,6 +36,7 @@ from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.release_path import ReleasePath, Slot
 from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
+from gpud.device.cuda.launch.stream_pool import StreamPool
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
 from gpud.device.cuda.program.by_value import News
@@ -44,10 +45,6 @@ from gpud.errors import DeviceLost, GpudError
 
 __all__ = ["ActiveLaunch", "ActiveLaunches", "NewsWords"]
 
-_FIRST_STREAMS = 4
-"""Of each priority: so many runs and helpers begin before another one has to be created."""
-
-_FIRST_EVENTS = 16
 
 _MOST_SIZES, _MOST_LIMITS = 16, 4
 """Releases are prepared for the last few limits of launches of the last few sizes."""
@@ -79,7 +76,8 @@ class ActiveLaunch:
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
         slot: its records, None if it has none.
-        event: recorded behind it.
+        event: recorded behind it; None: it is not *followed*, and known to be over when a later
+            launch on its stream has begun or is over.
         order: persistent form: the order in which its blocks are released; None: other forms, whose
             blocks cannot be.
         place: the SMs that its blocks run on; None: any.
@@ -114,6 +112,10 @@ class ActiveLaunches:
         cooperative: the largest cooperative launch, in blocks, for an occupancy of 1; 0: the device
             has none.
         by_sm: whether released blocks empty whole SMs.
+
+    Attributes:
+        release: as given.
+        streams: streams and events of all launches.
     """
 
     def __init__(
@@ -133,54 +135,14 @@ class ActiveLaunches:
         self._gate_parameters = GateParameters()
         self._cooperative = cooperative
         self._by_sm = by_sm
-        api = context.driver.api
-        self._stream_flags = int(api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self._event_flags = int(api.CUevent_flags.CU_EVENT_DISABLE_TIMING) | int(
-            api.CUevent_flags.CU_EVENT_BLOCKING_SYNC
-        )
-        self._wake = api.CUhostFn(semaphore.post_function)
-        self._streams: dict[tuple[GreenContext | None, bool], list[Any]] = {}
-        self._events: list[Any] = []
-        self._all_streams: list[Any] = []
-        self._all_events: list[Any] = []
+        self._wake = context.driver.api.CUhostFn(semaphore.post_function)
+        self.streams = StreamPool(context)
         self._active: dict[ActiveLaunch, None] = {}
         self._counting = threading.Lock()  # of `_active`; never held during a driver call
         # Of orders, limits and `gone`: a release does not wait for the device's lock. Held during
         # driver calls only on release paths that make some.
         self._releasing = threading.Lock()
         self._recent: dict[int, deque[int]] = {}
-
-    # -- streams and events
-
-    def prepare(self) -> None:
-        """Create some streams and events before anything runs."""
-        for urgent in (True, False):
-            for _ in range(_FIRST_STREAMS):
-                self.give_stream(self._made_stream(urgent, None), urgent)
-        for _ in range(_FIRST_EVENTS):
-            self.give_event(self._made_event())
-
-    def take_stream(self, urgent: bool, place: GreenContext | None = None) -> Any:
-        """Return an idle stream.
-
-        Args:
-            urgent: whether it has the highest priority.
-            place: the SMs that its launches run on; None: any.
-        """
-        free = self._streams.get((place, urgent))
-        return free.pop() if free else self._made_stream(urgent, place)
-
-    def give_stream(self, stream: Any, urgent: bool, place: GreenContext | None = None) -> None:
-        """Reclaim a stream on which everything is over."""
-        self._streams.setdefault((place, urgent), []).append(stream)
-
-    def take_event(self) -> Any:
-        """Return an event; until it is recorded it has the state of its last use."""
-        return self._events.pop() if self._events else self._made_event()
-
-    def give_event(self, event: Any) -> None:
-        """Reclaim an event."""
-        self._events.append(event)
 
     # -- launches
 
@@ -202,6 +164,7 @@ class ActiveLaunches:
         news: NewsWords,
         base: int = 0,
         bitmap: int = 0,
+        followed: bool = True,
     ) -> ActiveLaunch:
         """Begin ``count`` blocks of a launch on ``stream``.
 
@@ -215,13 +178,14 @@ class ActiveLaunches:
             news: where changes of its orders are numbered.
             base: sliced form: the first task block.
             bitmap: address of the bitmap of barred SMs; 0: none.
+            followed: whether an event is recorded behind it; else the caller follows a later one.
 
         Raises:
             GpudError, DriverError: it could not begin; no resources are held.
             DeviceLost: it began, and its end cannot be detected.
         """
         what = sequence.prepared[number]
-        event = self.take_event()
+        event = self.streams.take_event() if followed else None
         slot: Slot | None = None
         persistent = what.form == "persistent"
         try:
@@ -232,11 +196,13 @@ class ActiveLaunches:
             parameters = sequence.parameters(number, slot, job, base, news.of(what, count))
             self._launch(what, count, stream, parameters, place)
         except (GpudError, DriverError):
-            self.give_event(event)
+            if event is not None:
+                self.streams.give_event(event)
             if slot is not None:
                 self.release.give(slot)
             raise
-        self._record(event, stream, what.kernel.name)
+        if event is not None:
+            self._record(event, stream, what.kernel.name)
         order = (
             ReleaseOrder(slot.sms, by_sm=self._by_sm) if persistent and slot is not None else None
         )
@@ -247,8 +213,17 @@ class ActiveLaunches:
             self._active[launch] = None
         return launch
 
-    def record(self, launch: ActiveLaunch, stream: Any) -> None:
-        """Have the launch be over only when what is on ``stream`` now is over, too."""
+    def follow(self, launch: ActiveLaunch, stream: Any) -> None:
+        """Have the launch be over only when what is on ``stream`` now is over, too.
+
+        Raises:
+            DeviceLost: its end cannot be detected.
+        """
+        try:
+            if launch.event is None:
+                launch.event = self.streams.take_event()
+        except DriverError as error:
+            raise DeviceLost(f"a launch runs and cannot be followed: {error}") from error
         self._record(launch.event, stream, "a launch")
 
     def _record(self, event: Any, stream: Any, name: str) -> None:
@@ -279,8 +254,8 @@ class ActiveLaunches:
             raise DeviceLost(f"the end of a launch cannot be waited for: {error}") from error
 
     def is_over(self, launch: ActiveLaunch) -> bool:
-        """Return whether the launch is over."""
-        return self._context.enter().is_over(launch.event)
+        """Return whether the launch is over; False if it is not followed."""
+        return launch.event is not None and self._context.enter().is_over(launch.event)
 
     def poll_placement(self, launches: Iterable[ActiveLaunch]) -> None:
         """Update on which SMs the blocks are, so that a release does not have to."""
@@ -364,43 +339,12 @@ class ActiveLaunches:
             self._active.pop(launch, None)
         with self._releasing:
             launch.gone = True
-        self.give_event(launch.event)
+        if launch.event is not None:
+            self.streams.give_event(launch.event)
         if launch.slot is not None:
             self.release.give(launch.slot)
         if launch.stream is not None:
-            self.give_stream(launch.stream, urgent, launch.place)
-
-    def synchronize(self) -> None:
-        """Wait until nothing is on any stream: for ever, if a kernel never ends."""
-        driver = self._context.enter()
-        for stream in self._all_streams:
-            driver.call("cuStreamSynchronize", stream)
-
-    def close(self) -> None:
-        """Destroy all streams and events; nothing is on the device."""
-        driver = self._context.enter()
-        for event in self._all_events:
-            driver.call("cuEventDestroy", event)
-        for stream in self._all_streams:
-            driver.call("cuStreamDestroy", stream)
-        self._all_events, self._all_streams = [], []
-
-    def _made_stream(self, urgent: bool, place: GreenContext | None) -> Any:
-        context = self._context
-        priority = context.greatest_priority if urgent else context.least_priority
-        driver = context.enter()
-        if place is not None:
-            made = place.stream(self._stream_flags, priority)
-        else:
-            with context.watchdog.blocking_call("cuStreamCreateWithPriority"):
-                made = driver.call("cuStreamCreateWithPriority", self._stream_flags, priority)
-        self._all_streams.append(made)
-        return made
-
-    def _made_event(self) -> Any:
-        made = self._context.enter().call("cuEventCreate", self._event_flags)
-        self._all_events.append(made)
-        return made
+            self.streams.give_stream(launch.stream, urgent, launch.place)
 
     def _launch(
         self,

@@ -108,8 +108,8 @@ class RecordPool:
             undo.callback(self._host_blocks.give, page)
             block = self._device_blocks.take(sequence.record_bytes)
             undo.callback(self._device_blocks.give, block)
-            ready = self._launches.take_event()
-            undo.callback(self._launches.give_event, ready)
+            ready = self._launches.streams.take_event()
+            undo.callback(self._launches.streams.give_event, ready)
             records = ArmedRecords(page, block, ready)
             undo.callback(self._wait, stream)
             self._arm(sequence, records, stream)
@@ -181,7 +181,7 @@ class RecordPool:
     def _return(self, records: ArmedRecords) -> None:
         """Return records to the device's pools; nothing accesses them."""
         self._forget(records)
-        self._launches.give_event(records.ready)
+        self._launches.streams.give_event(records.ready)
         self._device_blocks.give(records.block)
         self._host_blocks.give(records.page)
 

@@ -72,9 +72,9 @@ class CUDARunRecords:
             self._output = device.output_buffers.take() if sequence.output else None
             if self._output is not None:
                 undo.callback(device.output_buffers.give, self._output)
-            self.stream = device.launches.take_stream(urgent, place)
+            self.stream = device.launches.streams.take_stream(urgent, place)
             self.place = place
-            undo.callback(device.launches.give_stream, self.stream, urgent, place)
+            undo.callback(device.launches.streams.give_stream, self.stream, urgent, place)
             armed = self._armed = device.armed.take(sequence, self.stream)
             undo.callback(self._give_back)
             self._page, self._records = armed.page, armed.block
@@ -113,10 +113,10 @@ class CUDARunRecords:
             return
         launches = self._device.launches
         driver = self._device.context.enter()
-        stream = launches.take_stream(self._urgent, place)
-        self._close.callback(launches.give_stream, stream, self._urgent, place)
-        event = launches.take_event()
-        self._close.callback(launches.give_event, event)
+        stream = launches.streams.take_stream(self._urgent, place)
+        self._close.callback(launches.streams.give_stream, stream, self._urgent, place)
+        event = launches.streams.take_event()
+        self._close.callback(launches.streams.give_event, event)
         driver.call("cuEventRecord", event, self.stream)
         driver.call("cuStreamWaitEvent", stream, event, 0)
         self.stream, self.place, self.unawaited = stream, place, True
@@ -179,7 +179,7 @@ class CUDARunRecords:
         driver, size = self._device.context.enter(), cw.JOB_BYTES * len(self._sequence.prepared)
         to = self._page.address + COPIES_AT
         driver.call("cuMemcpyDtoHAsync", to, self._records.address, size, self.stream)
-        self._device.launches.record(last, self.stream)
+        self._device.launches.follow(last, self.stream)
         self._copied = True
 
     def changing(self) -> None:
