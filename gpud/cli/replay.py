@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpud.errors import InvalidArgument
+from gpud.units import parse_job
 from gpud_client.cli.exit_status import FAILED
 
 if TYPE_CHECKING:
@@ -41,6 +42,14 @@ def replay(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print each event and the commands it caused.")
     ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            "--why",
+            metavar="JOB",
+            help="Say at the end what gpuctl why would have said of this job then, or at its end.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON document instead of text.", show_default=False),
@@ -50,9 +59,14 @@ def replay(
 
     Fails at the first event whose commands differ from those in the log.
     """
+    from gpud.core.explain import Explained
     from gpud.core.policies import POLICIES
     from gpud.core.replay import steps
 
+    try:
+        explained = None if why is None else Explained(parse_job(why))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if policy is not None and policy not in POLICIES:
         raise typer.BadParameter(f"--policy is one of {', '.join(POLICIES)}, not {policy!r}")
     began = time.perf_counter()
@@ -64,7 +78,8 @@ def replay(
     if not first.strip():
         raise InvalidArgument(f"{file} is empty; a log is written by gpud serve --event-log FILE")
     settings = _settings(first, policy, validate)
-    for step in steps(chain((first,), lines), settings):
+    watch = explained or (lambda scheduler: None)
+    for step in steps(chain((first,), lines), settings, watch):
         events[type(step.event).__name__] += 1
         commands.update(type(command).__name__ for command in step.commands)
         if verbose and not as_json:
@@ -82,6 +97,9 @@ def replay(
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         _summarize(found, compared=policy is None)
+        if explained is not None:
+            said = explained.lines or ["the log has no such job"]
+            sys.stdout.write("\n".join([f"job {why}:", *(f"  {line}" for line in said)]) + "\n")
     if differs is not None:
         typer.echo(f"gpud: line {differs.line}: {differs.event}", err=True)
         typer.echo(f"  the log has  {differs.logged}", err=True)

@@ -202,6 +202,12 @@ class Config:
     max_jobs_per_user: int = _setting(
         types.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
     )
+    others: str = _setting(
+        types.choice("names", "sums"),
+        "names",
+        "what users are shown of what others hold: names, who holds how much; or sums, how much; "
+        "never programs, kernels or jobs",
+    )
     users: Mapping[str, UserTerms] = _setting(
         user_table(),
         None,

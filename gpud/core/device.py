@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 
 from gpud.core import sort_keys
 from gpud.core.capacity import SCALE, amount_of
 from gpud.core.commands import Command, ResizeJob, StartJob
-from gpud.core.job import JobRecord
+from gpud.core.job import Because, JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
 from gpud.core.service import ServiceRecord
 from gpud.core.settings import Settings
@@ -93,6 +94,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         rebalance_hold_ns, turn_ns: as in `gpud.core.settings.Settings`.
         holds: what makes up held_back: (when the hold expires, amount), oldest first.
         resized, starting: jobs for which `take_commands` has to issue commands.
+        because, because_of: why `resize` is called, and for which online job.
         dirty: something has changed since the policy was last run.
     """
 
@@ -140,6 +142,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.hold_timer_ns = -1
         self.resized: dict[JobId, JobRecord] = {}
         self.starting: list[JobRecord] = []
+        self.because = Because.FREE
+        self.because_of: JobId | None = None
         self.dirty = False
         self.now_ns = now_ns
         self._hold_ns = settings.hold_ns if separates_online else 0
@@ -249,6 +253,16 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     # -- called by policies
 
+    @contextmanager
+    def changing(self, because: Because, job: JobRecord | None = None) -> Iterator[None]:
+        """Say why jobs are resized, for their record."""
+        before = self.because, self.because_of
+        self.because, self.because_of = because, None if job is None else job.id
+        try:
+            yield
+        finally:
+            self.because, self.because_of = before
+
     def start(self, job: JobRecord, slices: int) -> None:
         """Start a waiting job."""
         self._starts += 1
@@ -257,6 +271,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         job.started_ns = job.changed_ns = self.now_ns
         job.kept_until_ns = self.now_ns + self.turn_ns
         self._tag = max(self._tag, job.tag)
+        job.note_change(slices, self.now_ns, Because.FREE, None)
         job.begin(slices)
         self.starting.append(job)
         if job.online and self.held_back:
@@ -265,6 +280,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     def resize(self, job: JobRecord, slices: int) -> None:
         """Change the slices of a started job."""
+        job.note_change(slices, self.now_ns, self.because, self.because_of)
         job.set_slices(slices)
         job.changed_ns = self.now_ns
         self.resized[job.id] = job
@@ -318,6 +334,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         del self.jobs[job.id]
         self.resized.pop(job.id, None)
         self._count_gone(job)
+        job.note_change(0, self.now_ns, Because.MOVED, None)
         job.step(JobInput.REQUEUE, self.now_ns)
         job.reset()
         self.update(job)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpud.core.capacity import Amount, counted_occupancy, slice_of, to_fraction
 from gpud.core.events import JobSubmitted, LaunchShape
@@ -13,11 +14,43 @@ from gpud.core.users import NO_ACCOUNT, Account
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
 
-__all__ = ["JobRecord"]
+__all__ = ["Because", "JobRecord", "ShareChange"]
+
+_MOST_CHANGES = 12
 
 _NEVER_STARTED = (JobState.BLOCKED, JobState.PREPARING, JobState.WAITING)
 _HOLDS = (JobState.RUNNING, JobState.PAUSED)
 _BLOCKED = JobState.BLOCKED  # a global: looking it up in its class takes ten times as long
+
+
+class Because(StrEnum):
+    """Why a job's share was changed."""
+
+    FREE = "free"
+    ONLINE = "online"
+    SHARE = "share"
+    CAP = "cap"
+    OWNER = "owner"
+    MOVED = "moved"
+
+
+class ShareChange(NamedTuple):
+    """A change of a job's share, in slices.
+
+    Attributes:
+        because: why.
+        job: the online job that it was made for, if it was.
+        first: whether the job had never had a share.
+        occupancy: M.
+    """
+
+    at_ns: int
+    before: int
+    after: int
+    because: Because
+    job: JobId | None
+    first: bool
+    occupancy: int
 
 
 @lru_cache(maxsize=256)
@@ -79,6 +112,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         hunger: its allocation as `gpud.core.service` counts it; None if it is not hungry.
         lead: its lead in `gpud.core.service`, as of its last change or a later rebalancing.
         service_base: its service in `gpud.core.service` is this and ``capsm_scaled_ns``.
+        changes: the latest changes of its share.
         changed_ns: when it began to wait, started, or was last resized.
         kept_until_ns: until then it gives up nothing for other offline jobs.
     """
@@ -90,6 +124,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "capsm_scaled_ns",
         "cause",
         "changed_ns",
+        "changes",
         "charge",
         "counted_to_ns",
         "deadline_ns",
@@ -189,6 +224,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.service_base = self.lead = 0
         self.changed_ns = self.kept_until_ns = now_ns
         self.cause: GpudError | None = None
+        self.changes: list[ShareChange] = []
 
     @property
     def name(self) -> str:
@@ -241,6 +277,16 @@ class JobRecord(Lifecycle[JobState, JobInput]):
             for launch in self.submission.launches
             if not launch.resizable
         )
+
+    def note_change(self, slices: int, now_ns: int, because: Because, job: JobId | None) -> None:
+        """Record that its share is about to become ``slices``."""
+        changes = self.changes
+        first = not changes
+        changes.append(
+            ShareChange(now_ns, self.slices, slices, because, job, first, self.occupancy)
+        )
+        if len(changes) > _MOST_CHANGES:
+            del changes[1]  # its start stays
 
     def begin(self, slices: int) -> None:
         """Set the initial slices of a job that starts."""

@@ -72,12 +72,17 @@ def replay(lines: Iterable[str]) -> list[Command]:
     return [command for step in steps(lines) for command in step.commands]
 
 
-def steps(lines: Iterable[str], settings: Settings | None = None) -> Iterator[Step]:
+def steps(
+    lines: Iterable[str],
+    settings: Settings | None = None,
+    watch: Callable[[Scheduler], None] = lambda scheduler: None,
+) -> Iterator[Step]:
     """Replays a log event by event.
 
     Args:
         lines: the lines of the log, header included.
         settings: replaces the settings in the header.
+        watch: called with the scheduler after each event.
 
     Raises:
         InvalidArgument: a line is not one of an event log, or the log has another version; the
@@ -98,7 +103,9 @@ def steps(lines: Iterable[str], settings: Settings | None = None) -> Iterator[St
             scheduler = Scheduler(settings or logged_settings)
             continue
         event, logged = _parsed(number, line, _read_line)
-        yield Step(number, event, scheduler.handle(event), logged)
+        commands = scheduler.handle(event)
+        watch(scheduler)
+        yield Step(number, event, commands, logged)
 
 
 def _parsed(number: int, line: str, read: Callable[[Any], _T]) -> _T:

@@ -39,7 +39,7 @@ from gpud.core import events as ev
 from gpud.core.admission import check_caps, check_resize, check_submission
 from gpud.core.device import DeviceRecord
 from gpud.core.device_table import DeviceTable
-from gpud.core.job import JobRecord
+from gpud.core.job import Because, JobRecord
 from gpud.core.job_table import JobTable
 from gpud.core.lifecycles import DeviceState, JobInput, JobState, SessionState
 from gpud.core.policies import POLICIES
@@ -222,7 +222,8 @@ class Scheduler:
             if error is None:
                 error = check_caps(job, self.sessions[job.session].user, device)
             if error is None and job.started:
-                error = self.policy.resize(device, job)
+                with device.changing(Because.OWNER):
+                    error = self.policy.resize(device, job)
             device.users_changed = True
         if error is not None:
             job.reservation, job.quota, job.least, job.most, job.quota_slices = before

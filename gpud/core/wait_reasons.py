@@ -31,9 +31,10 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
     if capped is not None:
         return capped
     ahead = [entry[2] for queue in (device.waiting_online, device.waiting) for entry in queue[:1]]
+    needs = f"needs {needed} SM" if needed == 1 else f"needs {needed} SMs"
     if job not in ahead:
-        return f"needs {needed} SMs, and other jobs wait in front of it"
-    return f"needs {needed} SMs, which are not free"
+        return f"{needs}, and other jobs wait in front of it"
+    return f"{needs}, {'which is' if needed == 1 else 'which are'} not free"
 
 
 def _capped_reason(job: JobRecord) -> str | None:

@@ -47,6 +47,7 @@ from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.stream import Outbox
 from gpud.server.state.access import Peer, peer_of
 from gpud.server.state.event_log import EventLog
+from gpud.server.state.others import Others
 from gpud.server.state.shared import SharedState
 
 __all__ = ["Daemon", "run"]
@@ -192,7 +193,10 @@ class Daemon:
         )
         answers = Answers(loop)
         followers = Followers(state.records)
-        job_rows = JobRows(loop, state.jobs, devices, scheduler, state.records.epoch_ns)
+        others = Others(scheduler, state.arenas, names=config.others == "names")
+        job_rows = JobRows(
+            loop, state.jobs, devices, scheduler, state.records.epoch_ns, state.history, others
+        )
         device_rows = DeviceRows(devices, state.jobs, state.arenas, monitors, rules.floor)
         doctor = Doctor(config, loop, devices, device_rows, compiler)
         handlers = message_table(
@@ -200,7 +204,7 @@ class Daemon:
             programs,
             MemoryRequests(state.arenas, devices),
             JobRequests(state.jobs, state.history, runner, job_rows, answers),
-            Queries(state, devices, runner, job_rows, device_rows, doctor, answers),
+            Queries(state, devices, runner, job_rows, device_rows, doctor, answers, others),
             followers,
             HistoryRequests(state.history, answers),
         )

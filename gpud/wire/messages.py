@@ -325,6 +325,18 @@ class AskHistory(NamedTuple):
     limit: Annotated[int, uint(32, most=100_000), "the most rows; 0: as many as fit"] = 0
 
 
+@_client(19)
+class Why(NamedTuple):
+    """Ask what a job waits for, and why its share changed; `Answer` holds a map.
+
+    ``id``, ``state``, ``lines`` (sentences, the most important first), and ``job``, the row as in
+    topic "jobs". Also of jobs that have ended recently.
+    """
+
+    request: Request
+    job: JobRef
+
+
 # -- from the daemon -----------------------------------------------------------------------------
 
 

@@ -81,7 +81,9 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     async with World() as world:
         kernels = {SECRET: Behaviour(block_ns=None)}
-        await world.start(FakeHost(sms=4, kernels=kernels, auto=True, arrays="copied"))
+        await world.start(
+            FakeHost(sms=4, kernels=kernels, auto=True, arrays="copied"), others="sums"
+        )
         one = Scene(world, await world.client(ALICE), await world.client(BOB))
         await one.set_up()
         yield one
@@ -105,6 +107,7 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
         wm.Measure,
         [(lambda s, r: wm.Measure(r, s.module, 0, (1, 1, 1), 0), "unknown-name")],
     ),
+    "Why": (wm.Why, [(lambda s, r: wm.Why(r, s.job), "unknown-name")]),
     "Unload": (wm.Unload, [(lambda s, r: wm.Unload(s.module), "unknown-name")]),
     "ReadSymbol": (
         wm.ReadSymbol,

@@ -50,6 +50,7 @@ COMMANDS = {
         top.top,
         queries.kernels,
         run.run,
+        job_control.why,
         job_control.resize,
         job_control.cancel,
         queries.memory,

@@ -32,7 +32,7 @@ _HISTORY = (
     *(
         column._replace(spare=_SPARES.get(column.key, column.spare))
         for column in JOBS
-        if column.key not in ("allocation", "progress", "run_s")
+        if column.key not in ("allocation", "progress", "run_s", "waits_for")
     ),
     Column("first_block_s", "first block", formatting.seconds, right=True, spare=3),
     Column("run_s", "ran", formatting.seconds, right=True),

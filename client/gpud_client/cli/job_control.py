@@ -14,7 +14,7 @@ from gpud_client.cli import formatting
 from gpud_client.cli.exit_status import FAILED
 from gpud_client.cli.output import JsonOption, SocketOption, connect, emit, say
 
-__all__ = ["cancel", "parse_job", "resize", "share_of"]
+__all__ = ["cancel", "parse_job", "resize", "share_of", "why"]
 
 _SHARE = "A number of CapSM, or a percentage of the device such as 25%."
 
@@ -81,6 +81,30 @@ def resize(
     name, written = ("quota", quota) if reservation is None else ("reservation", reservation)
     has = formatting.share(row.get("allocation"))
     say(f"job {job}: {name} {formatting.share(row.get(name)) or written} CapSM; it has {has} now")
+
+
+def why(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="As gpuctl ps shows it, such as 3.17.", autocompletion=_present_jobs
+        ),
+    ],
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say in words what a job waits for, who has it, and why its share changed or it failed."""
+    which = parse_job(job)
+    with connect(socket) as client:
+        answer = client.why(which)
+    if as_json:
+        emit(answer)
+        return
+    row = answer.get("job", {})
+    user, kernel = formatting.text(row.get("user")), formatting.first(row.get("kernels"))
+    say(f"job {job} ({user}, {formatting.text(row.get('kind'))}, {kernel}):")
+    for line in answer.get("lines", []):
+        say(f"  {formatting.text(line)}")
 
 
 def cancel(

@@ -79,6 +79,10 @@ class MinimalClient:
         """Query a job's row in topic "jobs"; None if there is no such job."""
         return self._channel.run(operations.describe(job))
 
+    def why(self, job: tuple[int, int]) -> dict[str, Any]:
+        """Ask what a job waits for, and why its share changed."""
+        return self._channel.run(operations.why(job))
+
     def resize(
         self, job: tuple[int, int], *, reservation: Fraction | None, quota: Fraction | None
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,17 @@ from gpud_client.cli.output import (
 if TYPE_CHECKING:
     from gpud_client.cli.minimal_client import MinimalClient
 
-__all__ = ["DEVICES", "JOBS", "doctor", "headline", "kernels", "memory", "ps", "status"]
+__all__ = [
+    "DEVICES",
+    "JOBS",
+    "doctor",
+    "headline",
+    "kernels",
+    "memory",
+    "others_of",
+    "ps",
+    "status",
+]
 
 _POLL_S = 0.05
 
@@ -57,6 +68,7 @@ JOBS = (
     Column("device", "dev", right=True, spare=6),
     Column("kind", "kind", spare=4),
     Column("state", "state"),
+    Column("waits_for", "reason", least=20, spare=7, wraps=True),
     Column("reservation", "reserved", formatting.share, right=True),
     Column("quota", "quota", formatting.share, right=True),
     Column("allocation", "has", formatting.share, right=True),
@@ -117,6 +129,7 @@ def status(
         return
     say(headline(answer))
     print_table(DEVICES, answer.get("devices", []), "it has no device")
+    say_others(answer)
 
 
 def ps(
@@ -135,7 +148,8 @@ def ps(
     if as_json:
         emit(answer)
         return
-    print_table(JOBS, answer.get("jobs", []), "no jobs")
+    print_table(JOBS, answer.get("jobs", []), _none(answer, "no jobs"))
+    say_others(answer)
 
 
 def kernels(
@@ -158,7 +172,8 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         emit(answer)
         return
     print_table(DEVICES, answer.get("devices", []), "it has no device")
-    print_table(_MEMORY, answer.get("sessions", []), "nobody holds memory")
+    print_table(_MEMORY, answer.get("sessions", []), _none(answer, "nobody holds memory"))
+    say_others(answer)
 
 
 def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
@@ -173,6 +188,39 @@ def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         print_table(_CHECKS, checks, "the daemon reports no checks")
     if bad:
         raise typer.Exit(FAILED)
+
+
+# -- what others hold --------------------------------------------------------------------------
+
+
+def others_of(answer: Mapping[str, Any], device: int | None = None) -> list[str]:
+    """Say what others hold, of whom the answer has no rows: a text for each device.
+
+    Of one ``device``, or of all.
+    """
+    texts = []
+    rows = [row for row in answer.get("others", []) if device in (None, row.get("device"))]
+    for index in dict.fromkeys(row.get("device") for row in rows):
+        theirs = [row for row in rows if row.get("device") == index]
+        sms = sum(Fraction(row.get("allocated") or 0) for row in theirs)
+        used = sum(int(row.get("memory_bytes") or 0) for row in theirs)
+        names = ", ".join(formatting.text(row["user"]) for row in theirs if row.get("user"))
+        holds = [f"{formatting.share(sms)} SM{'s' * (sms != 1)}"] if sms else []
+        holds += [f"{formatting.size(used)} of memory"] if used else []
+        where = "" if device is not None else f" on device {index}"
+        texts.append(f"others: {', '.join(holds)}{where}" + (f" ({names})" if names else ""))
+    return texts
+
+
+def say_others(answer: Mapping[str, Any]) -> None:
+    """Print what others hold."""
+    for line in others_of(answer):
+        say(line)
+
+
+def _none(answer: Mapping[str, Any], text: str) -> str:
+    """Return what stands for an empty table: it is not empty of others' rows."""
+    return f"{text} of yours" if answer.get("others") else text
 
 
 # -- helpers -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import typer
 
 from gpud_client.cli import formatting
 from gpud_client.cli.output import JsonOption, SocketOption, connect, console, emit, table
-from gpud_client.cli.queries import JOBS, headline
+from gpud_client.cli.queries import JOBS, headline, others_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,7 +24,7 @@ __all__ = ["top"]
 _COLUMNS = tuple(
     column._replace(write=formatting.meter) if column.key == "progress" else column
     for column in JOBS
-    if column.key != "queued_s"
+    if column.key not in ("queued_s", "waits_for")
 )
 _BAR = 40  # characters
 _ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "preparing": 4, "blocked": 5}
@@ -76,9 +76,13 @@ def picture(look: Mapping[str, Any], width: int, height: int | None = None) -> G
     devices = status.get("devices", [])
     for number, device in enumerate(devices):
         theirs = [job for job in jobs if job.get("device") == number]
-        lines.extend(_device(number, device, theirs, width))
+        others = others_of(status, number)
+        held = _held(status, number)
+        lines.extend(_device(number, device, theirs, width, held))
+        lines.extend(Text(f"   {line}", style="dim", no_wrap=True) for line in others)
     if not jobs:
-        lines.append(Text("no jobs", style="dim"))
+        none = "no jobs of yours" if status.get("others") else "no jobs"
+        lines.append(Text(none, style="dim"))
         return Group(*lines)
     room = len(jobs) if height is None else max(height - len(lines) - 5, 1)
     lines.append(table(_COLUMNS, jobs[:room], width))
@@ -105,14 +109,21 @@ def _snapshots(client: MinimalClient, interval: float, count: int) -> Iterator[d
 
 
 def _device(
-    number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]], width: int
+    number: int,
+    device: Mapping[str, Any],
+    jobs: list[Mapping[str, Any]],
+    width: int,
+    held: tuple[Fraction, Fraction],
 ) -> list[Text]:
-    """Draw a device and its allocation to online and offline jobs, in one or two lines."""
+    """Draw a device and its allocation to online and offline jobs, in one or two lines.
+
+    ``held`` is what others' online and offline jobs have, of which there are no rows.
+    """
     from rich.text import Text
 
     sms = int(device.get("sms") or 0)
-    online = sum(_amount(job) for job in jobs if job.get("kind") == "online")
-    offline = sum(_amount(job) for job in jobs if job.get("kind") != "online")
+    online = held[0] + sum(_amount(job) for job in jobs if job.get("kind") == "online")
+    offline = held[1] + sum(_amount(job) for job in jobs if job.get("kind") != "online")
     name = f"{number}: {device.get('name', '?')}"
     shares = f" online {formatting.share(online)}, offline {formatting.share(offline)} of {sms} SMs"
     more = formatting.gauges(device)
@@ -135,8 +146,15 @@ def _device(
     return [Text(name + more, no_wrap=True, overflow="ellipsis"), drawn]
 
 
-def _amount(job: Mapping[str, Any]) -> Fraction:
+def _held(status: Mapping[str, Any], device: int) -> tuple[Fraction, Fraction]:
+    """Return what others' online and offline jobs have of a device."""
+    rows = [row for row in status.get("others", []) if row.get("device") == device]
+    online = sum((_amount(row, "online") for row in rows), Fraction(0))
+    return online, sum((_amount(row, "allocated") for row in rows), Fraction(0)) - online
+
+
+def _amount(row: Mapping[str, Any], key: str = "allocation") -> Fraction:
     try:
-        return Fraction(job.get("allocation") or 0)
+        return Fraction(row.get(key) or 0)
     except (TypeError, ValueError, ZeroDivisionError):
         return Fraction(0)

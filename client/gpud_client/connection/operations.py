@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpud.errors import GpudError
-from gpud.wire.messages import TOPICS, AskHistory, Cancel, Describe, Follow, Query, Resize
+from gpud.wire.messages import TOPICS, AskHistory, Cancel, Describe, Follow, Query, Resize, Why
 from gpud_client.connection.pending import Operation, Request
 
-__all__ = ["ask_history", "cancel", "describe", "follow", "query", "resize"]
+__all__ = ["ask_history", "cancel", "describe", "follow", "query", "resize", "why"]
 
 JobRef = tuple[int, int]
 """The numbers of a session and of one of its jobs."""
@@ -49,6 +49,13 @@ def describe(job: JobRef) -> Operation[dict[str, Any] | None]:
     answer = yield Request(lambda number: Describe(number, (job,)))
     rows: list[dict[str, Any] | None] = answer.value
     return rows[0] if rows else None
+
+
+def why(job: JobRef) -> Operation[dict[str, Any]]:
+    """Ask what a job waits for, and why its share changed: ``lines``, and its row as ``job``."""
+    answer = yield Request(lambda number: Why(number, job))
+    rows: dict[str, Any] = answer.value
+    return rows
 
 
 def resize(job: JobRef, reservation: Pair | None, quota: Pair | None) -> Operation[None]:

@@ -39,7 +39,7 @@ from typing import ClassVar
 
 from gpud.core.capacity import to_fraction
 from gpud.core.device import DeviceRecord, JobQueue
-from gpud.core.job import JobRecord
+from gpud.core.job import Because, JobRecord
 from gpud.core.policies import victims
 from gpud.core.policies.fair_share import Candidate, fill_within
 from gpud.core.policies.resizing import Resizing
@@ -66,10 +66,12 @@ class Arrival(Resizing):
             device.update(job)  # an offline job grows in the next `rebalance`
         elif not job.account.admits(more * job.slice):
             return _cap_refusal(device, job)
-        elif more == 0 or self.make_room(device, more * job.slice):
-            device.resize(job, job.most)
         else:
-            return _growth_refusal(device, job)
+            with device.changing(Because.ONLINE, job):
+                has_room = more == 0 or self.make_room(device, more * job.slice)
+            if not has_room:
+                return _growth_refusal(device, job)
+            device.resize(job, job.most)
         return None
 
     def rebalance(self, device: DeviceRecord) -> None:
@@ -78,7 +80,11 @@ class Arrival(Resizing):
             self.keep_caps(device)
         while (job := device.first_waiting_online()) is not None:
             need = job.least * job.slice
-            if not device.can_partition(job) or not self.make_room(device, need):
+            if not device.can_partition(job):
+                break
+            with device.changing(Because.ONLINE, job):
+                has_room = self.make_room(device, need)
+            if not has_room:
                 break
             device.start(job, job.least)
             if device.has_caps:
@@ -94,8 +100,9 @@ class Arrival(Resizing):
             own = [entry for entry in device.shrinkable if entry[2].account is account]
             over = min(account.allocated - account.hold, sum(entry[0] for entry in own))
             chosen = victims.choose_by_size(own, over, sum(entry[0] for entry in own))
-            for job, slices in chosen or ():
-                device.resize(job, slices)
+            with device.changing(Because.CAP):
+                for job, slices in chosen or ():
+                    device.resize(job, slices)
 
     # -- online
 

@@ -32,7 +32,7 @@ from itertools import islice
 from typing import ClassVar
 
 from gpud.core.device import DeviceRecord, JobQueue
-from gpud.core.job import JobRecord
+from gpud.core.job import Because, JobRecord
 from gpud.core.policies import victims
 from gpud.core.policies.arrival import Arrival
 from gpud.core.policies.fair_share import Candidate
@@ -68,9 +68,10 @@ class Reservations(Arrival):
             return
         self.limit(device)
         decided = plan(device)
-        for job, slices in decided.givers:
-            device.resize(job, slices)
-            job.kept_until_ns = device.now_ns + device.turn_ns
+        with device.changing(Because.SHARE):
+            for job, slices in decided.givers:
+                device.resize(job, slices)
+                job.kept_until_ns = device.now_ns + device.turn_ns
         device.reserved_for = decided.reserved_for
         device.rebalance_at_ns = decided.next_ns
         if decided.givers:

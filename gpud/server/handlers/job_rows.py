@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpud.core.explain import changes_of, explain, seconds
 from gpud.core.scheduler import Scheduler
 from gpud.core.wait_reasons import waiting_reason
 from gpud.errors import GpudError
 from gpud.server.hosts.devices import Devices
-from gpud.server.state.access import user_name
+from gpud.server.state.access import Peer, may_manage, user_name
+from gpud.server.state.job_history import JobHistory
 from gpud.server.state.job_tables import ActiveJobs
+from gpud.server.state.others import Others
 from gpud.server.state.submitted_job import SubmittedJob
-from gpud.units import JobId
+from gpud.units import JobId, job_name
 
 __all__ = ["JobRows"]
 
@@ -27,7 +31,9 @@ class JobRows:
         loop: the event loop.
         jobs: those that have not ended.
         devices: by index.
+        history: those that have ended.
         scheduler: knows why a job waits.
+        others: says what users are shown of others' jobs.
         epoch_ns: offset from a monotonic time to nanoseconds since 1970.
     """
 
@@ -38,12 +44,16 @@ class JobRows:
         devices: Devices,
         scheduler: Scheduler,
         epoch_ns: int,
+        history: JobHistory,
+        others: Others,
     ) -> None:
         self._loop = loop
         self._jobs = jobs
         self._devices = devices
         self._scheduler = scheduler
         self._epoch_ns = epoch_ns
+        self._history = history
+        self._others = others
 
     def row(self, job: SubmittedJob, now_ns: int) -> dict[str, Any]:
         """Return the job as shown in tables: see `SubmittedJob.row`."""
@@ -53,6 +63,53 @@ class JobRows:
             return {**row, "waits_for": None}
         device = self._scheduler.devices[record.device]
         return {**row, "waits_for": waiting_reason(record, device)}
+
+    def beside(self, job: SubmittedJob) -> list[SubmittedJob]:
+        """Return a job and those that have a share of its device now."""
+        others = (self._jobs.get(JobId(number)) for number in self._holders(job))
+        return [job, *(other for other in others if other is not None and other is not job)]
+
+    def _holders(self, job: SubmittedJob) -> list[JobId]:
+        if job.record is None:
+            return []
+        device = self._scheduler.devices[job.device]
+        return [one.id for one in device.jobs.values() if one.alloc]
+
+    def why(self, job: SubmittedJob, peer: Peer) -> dict[str, Any]:
+        """Return what `gpud.wire.messages.Why` is answered with."""
+        now_ns = time.monotonic_ns()
+
+        def name(number: JobId) -> str:
+            other = self._jobs.get(number)
+            if other is None:
+                other = self._history.visible(peer, number)
+            if other is None:
+                return "a job that has ended"
+            if may_manage(peer, other.uid):
+                return f"job {job_name(number)} ({user_name(other.uid)}, {other.kernels[0]})"
+            return self._others.job_of(other.uid)
+
+        record = job.record
+        if record is not None:
+            device = self._scheduler.devices[record.device]
+            lines = explain(record, device, now_ns, name, lambda one: self._left_s(one, now_ns))
+        else:
+            lines = [_ending(job, now_ns), *changes_of(job.changes, now_ns, name)]
+        return {
+            "id": job_name(job.id),
+            "state": job.present_state,
+            "lines": lines,
+            "job": self.row(job, now_ns),
+        }
+
+    def _left_s(self, number: JobId, now_ns: int) -> float | None:
+        """Estimate how long a job will run on, from what it has done since its start."""
+        job = self._jobs.get(number)
+        if job is None or job.started_ns is None:
+            return None
+        done, total = job.progress
+        ran_s = (now_ns - job.started_ns) / 1e9
+        return ran_s * (total - done) / done if 0 < done <= total else None
 
     def refresh(self, jobs: Iterable[SubmittedJob], then: Callable[[], None]) -> None:
         """Request the jobs' progress from their devices; call ``then`` when all have replied.
@@ -89,3 +146,12 @@ class JobRows:
         timer = self._loop.call_later(_TIMEOUT_S, finish)
         for index, numbers in wanted.items():
             self._devices[index].read_progress(tuple(numbers), on_reply)
+
+
+def _ending(job: SubmittedJob, now_ns: int) -> str:
+    """Say how a job ended."""
+    ago = seconds((now_ns - (job.ended_ns or now_ns)) / 1e9)
+    done, total = job.progress
+    how = {"done": "ended", "cancelled": "was cancelled"}.get(job.state or "", "failed")
+    ended = f"it {how} {ago} ago, with {done} of {total} task blocks run"
+    return ended if job.error is None else f"{ended}: {job.error}"

@@ -76,6 +76,25 @@ class JobRequests:
 
         self._job_rows.refresh([job for job in jobs if job is not None], on_progress)
 
+    def why(self, session: Session, message: wm.Why) -> None:
+        """Handle `Why`: answer lines about a job, also one that has ended recently."""
+        number = _id(message.job)
+        job = self._jobs.visible(session.peer, number)
+        if job is None:
+            job = self._history.visible(session.peer, number)
+        if job is None:
+            raise UnknownName(
+                f"there is no job {job_name(number)}, or it has ended long ago; see gpuctl ps and "
+                "gpuctl history"
+            )
+
+        def on_progress() -> None:
+            if not session.gone:
+                session.send(wm.Answer(message.request, self._job_rows.why(job, session.peer)))
+
+        # Those that hold what it needs, too, for how long they will run on.
+        self._job_rows.refresh(self._job_rows.beside(job), on_progress)
+
     def _job(self, session: Session, ref: tuple[int, int]) -> SubmittedJob:
         number = _id(ref)
         job = self._jobs.visible(session.peer, number)

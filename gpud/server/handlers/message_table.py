@@ -40,6 +40,7 @@ def message_table(
         wm.Resize: jobs.resize,
         wm.Cancel: jobs.cancel,
         wm.Describe: jobs.describe,
+        wm.Why: jobs.why,
         wm.Query: queries.query,
         wm.Follow: followers.follow,
         wm.AskHistory: history.ask,

@@ -22,6 +22,7 @@ from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.modules import Module
+from gpud.server.state.others import Others
 from gpud.server.state.session import Session
 from gpud.server.state.shared import SharedState
 from gpud.server.state.submitted_job import SubmittedJob
@@ -44,6 +45,7 @@ class Queries:
         device_rows: makes rows about devices.
         doctor: checks the daemon.
         answers: builds large answers in slices.
+        others: sums of what users hold whose rows are not shown.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Queries:
         device_rows: DeviceRows,
         doctor: Doctor,
         answers: Answers,
+        others: Others,
     ) -> None:
         self._state = state
         self._devices = devices
@@ -62,6 +65,7 @@ class Queries:
         self._job_rows = job_rows
         self._device_rows = device_rows
         self._answers = answers
+        self._others = others
         self._topics: dict[str, Callable[[Session, int], Steps[dict[str, Any]]]] = {
             "status": self._status,
             "kernels": self._kernels,
@@ -85,7 +89,7 @@ class Queries:
         chosen = latest(list(self._state.jobs.values()), limit, _seen_by(session))
 
         def on_chosen(jobs: list[SubmittedJob]) -> None:
-            steps = self._rows_of(jobs)
+            steps = self._jobs_of(session, jobs)
             self._job_rows.refresh(
                 jobs, lambda: self._answers.answer(session, message.request, steps)
             )
@@ -97,6 +101,10 @@ class Queries:
             return self._job_rows.row(job, time.monotonic_ns())
 
         return {"jobs": (yield from rows(jobs, row))}
+
+    def _jobs_of(self, session: Session, jobs: list[SubmittedJob]) -> Steps[dict[str, Any]]:
+        answer = yield from self._rows_of(jobs)
+        return {**answer, "others": self._others.rows(session.peer)}
 
     def _status(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         states, loads = yield from self._device_rows.loads()
@@ -110,6 +118,7 @@ class Queries:
             "draining": self._runner.draining,
             "socket": str(self._state.config.socket),
             "devices": self._device_rows.rows(loads),
+            "others": self._others.rows(session.peer),
             "clients": self._state.descriptors.connections,
             "sessions": len(self._state.sessions),
             "jobs": dict(sorted(states.items())),
@@ -169,7 +178,11 @@ class Queries:
             }
 
         sessions = yield from rows(usage[-limit:] if limit else usage, row)
-        return {"devices": self._device_rows.rows(loads), "sessions": sessions}
+        return {
+            "devices": self._device_rows.rows(loads),
+            "sessions": sessions,
+            "others": self._others.rows(session.peer),
+        }
 
     def _history(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         jobs = yield from latest(list(self._state.records.ended), limit, _seen_by(session))

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from gpud.core.capacity import SCALE
-from gpud.core.job import JobRecord
+from gpud.core.job import JobRecord, ShareChange
 from gpud.errors import GpudError
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.units import JobId, SessionId, job_name
@@ -49,12 +49,13 @@ class SubmittedJob:
         follows: how many jobs it must wait for.
         sequence: the launches; only until the job has ended.
         owner: is notified of its end; only until then.
+        changes: of its share, the latest; once it has ended.
     """
 
     __slots__ = (
-        "_stats", "_terms", "device", "ended_ns", "error", "first_block_ns", "follows", "id",
-        "kernels", "launches", "memory_bytes", "number", "occupancy", "online", "output", "owner",
-        "program", "progress", "record", "release_ns", "resizes", "sequence", "session",
+        "_stats", "_terms", "changes", "device", "ended_ns", "error", "first_block_ns", "follows",
+        "id", "kernels", "launches", "memory_bytes", "number", "occupancy", "online", "output",
+        "owner", "program", "progress", "record", "release_ns", "resizes", "sequence", "session",
         "started_ns", "state", "submitted_ns", "uid",
     )  # fmt: skip
 
@@ -93,6 +94,7 @@ class SubmittedJob:
         self.ended_ns: int | None = None
         self.memory_bytes: int | None = None
         self._stats: dict[str, Any] | None = None
+        self.changes: tuple[ShareChange, ...] = ()
         self._terms: tuple[Fraction | None, Fraction | None, int] = _NO_TERMS
 
     @property
@@ -117,6 +119,7 @@ class SubmittedJob:
         record = self.record
         if record is not None:
             self._terms = (record.reservation, record.quota, record.submission.weight)
+            self.changes = tuple(record.changes)
         self.state, self.error, self.ended_ns, self._stats = state, error, now_ns, stats
         self.memory_bytes = memory_bytes
         self.record = None

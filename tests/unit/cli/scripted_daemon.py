@@ -27,6 +27,7 @@ from gpud.wire.messages import (
     Query,
     Resize,
     Welcome,
+    Why,
 )
 
 DEVICE = {
@@ -110,6 +111,10 @@ class Peer:
                 else:
                     error = UnknownName(f"there is no job {message.job[0]}.{message.job[1]}")
                     yield Failed(message.request, error.to_wire())
+            case Why():
+                row = self.jobs.get(message.job, RUNNING)
+                lines = ["it is paused, for 2 s: online\njobs have its capacity", "1 s ago: it ..."]
+                yield Answer(message.request, {"id": "3.17", "lines": lines, "job": row})
             case Resize():
                 yield Answer(message.request)
             case Follow():

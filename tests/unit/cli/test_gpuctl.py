@@ -232,6 +232,60 @@ def test_doctor_fails_where_there_is_a_problem(
     assert json.loads(capsys.readouterr().out) == {"checks": [check]}
 
 
+def test_why_prints_the_daemons_sentences(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "3.17"]) == DONE
+    assert capsys.readouterr().out.splitlines() == [
+        "job 3.17 (alice, offline, step):",
+        "  it is paused, for 2 s: online jobs have its capacity",
+        "  1 s ago: it ...",
+    ]
+    assert main(["why", "3.17", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["id"] == "3.17"
+    assert main(["why", "3"]) == USAGE
+    assert "such as '3.17'" in capsys.readouterr().err
+
+
+OTHERS = [
+    {"device": 0, "user": "root", "allocated": "3/2", "online": "1", "memory_bytes": 4096},
+    {"device": 0, "user": "bob", "allocated": "1/2", "online": "0", "memory_bytes": 0},
+    {"device": 1, "user": None, "allocated": "1", "online": "1", "memory_bytes": 0},
+]
+
+
+@pytest.mark.parametrize("command", ["ps", "memory", "status"])
+def test_what_others_hold_is_said(
+    command: str, peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = {"ps": "jobs"}.get(command, command)
+    peer.answers[topic] = {"others": OTHERS}
+    assert main([command]) == DONE
+    out = capsys.readouterr().out
+    assert "others: 2 SMs, 4 KiB of memory on device 0 (root, bob)\n" in out
+    assert "others: 1 SM on device 1\n" in out
+    assert ("of yours" in out) == (command != "status"), "nothing is said to be empty that is not"
+
+
+def test_top_draws_what_others_hold(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.answers["status"] = {**ANSWERS["status"], "others": OTHERS[:2]}
+    peer.answers["jobs"] = {"jobs": [], "others": OTHERS[:2]}
+    assert main(["top", "-n", "1"]) == DONE
+    out = capsys.readouterr().out
+    assert "online 1, offline 1 of 8 SMs" in out
+    assert "others: 2 SMs, 4 KiB of memory (root, bob)" in out
+    assert "no jobs of yours" in out
+
+
+def test_ps_says_why_a_job_does_not_run(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps"]) == DONE
+    assert "reason" not in capsys.readouterr().out, "all of them run"
+    waiting = {**ANSWERS["jobs"]["jobs"][1], "waits_for": "needs 6 SMs, which are not free"}
+    peer.answers["jobs"] = {"jobs": [ANSWERS["jobs"]["jobs"][0], waiting]}
+    assert main(["ps"]) == DONE
+    out = capsys.readouterr().out
+    assert "reason" in out
+    assert "needs 6 SMs, which are not free" in out
+
+
 # -- top -----------------------------------------------------------------------------------------
 
 

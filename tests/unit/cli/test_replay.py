@@ -72,6 +72,16 @@ def test_every_step_on_request(log: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "    StartJob(" in out
 
 
+def test_why_of_a_job_in_the_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(log), "--why", "1.1"]) == DONE
+    out = capsys.readouterr().out
+    assert "job 1.1:\n  it is done\n" in out
+    assert "to make room for job 1.2, which is online" in out
+    assert main(["replay", str(log), "--why", "9.9"]) == DONE
+    assert "the log has no such job" in capsys.readouterr().out
+    assert main(["replay", str(log), "--why", "x"]) == USAGE
+
+
 def test_a_log_from_standard_input(
     log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -396,8 +396,8 @@ def test_waiting_reasons_are_told() -> None:
     assert driver.reason(1) is None
     assert driver.reason(2) == "follows job 0.1 in its stream"
     assert driver.reason(3) == "follows 1 other job"
-    assert driver.reason(4) == "needs 1 SMs, which are not free"
-    assert driver.reason(5) == "needs 1 SMs, and other jobs wait in front of it"
+    assert driver.reason(4) == "needs 1 SM, which is not free"
+    assert driver.reason(5) == "needs 1 SM, and other jobs wait in front of it"
     driver.online(6, "2")
     assert driver.reason(1) == "online jobs have its capacity"
     driver.fail()
