@@ -257,10 +257,15 @@ class GpudOnline:
 
     def serve(self, arrivals_s: list[float], began: float) -> list[float]:
         ended: dict[int, float] = {}
+        noted = threading.Semaphore(0)
         jobs = []
 
         def note(number: int) -> Callable[[object], None]:
-            return lambda _: ended.update({number: time.monotonic()})
+            def over(_: object) -> None:
+                ended[number] = time.monotonic()
+                noted.release()
+
+            return over
 
         for number, at in enumerate(arrivals_s):
             wait_until(began + at)
@@ -269,6 +274,8 @@ class GpudOnline:
             jobs.append(job)
         for job in jobs:
             job.result(DRAIN_S)
+        for _ in jobs:  # a result may be there before the callback has run
+            noted.acquire(timeout=DRAIN_S)
         return [ended[number] - began - at for number, at in enumerate(arrivals_s)]
 
 

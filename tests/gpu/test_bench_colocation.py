@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 import pytest
 
 import gpud_client as gc
 from bench.gpu.colocation import LONG, Cells, compared, line, mps, summary
-from bench.gpu.colocation_process import batch_of
+from bench.gpu.colocation_process import GpudOnline, batch_of
 from bench.gpu.colocation_window import System, WindowResult, rate_of, window
 from bench.gpu.workloads.colocation_work import (
     ENTRY,
@@ -101,3 +105,19 @@ def test_mps_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not on PATH")
 def test_the_work_assembles() -> None:
     assert assemble(compile_program(SOURCE).ptx, "sm_90")[ENTRY].spill_bytes == 0
+
+
+def test_a_request_whose_callback_comes_late_has_its_latency() -> None:
+    class Late:
+        """A job whose result is there before its callback runs."""
+
+        def add_done_callback(self, call: Callable[[object], None]) -> None:
+            threading.Timer(0.1, call, (self,)).start()
+
+        def result(self, timeout: float) -> None:
+            """Return at once."""
+
+    side = object.__new__(GpudOnline)
+    side._submit = Late  # type: ignore[assignment, method-assign]
+    (latency,) = side.serve([0.0], time.monotonic())
+    assert latency >= 0.1
