@@ -23,6 +23,8 @@ Algorithm
     run: for each mutant write its module into a scratch copy of the tree, and run in a forked
         process, which has pytest and numpy loaded already, the tests that cover its line
         (`scratch`, `fork_server`); keep one line of JSON for each (`campaign`);
+        Or only mutants that another revision's tests noticed, each with the test that did: that
+        asks whether a check was lost, without recording anything;
     compare: find each mutant of one result in the tree of another, also where files, classes and
         functions have other names (`matching`), and count by package (`table`).
 

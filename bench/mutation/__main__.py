@@ -7,7 +7,9 @@
 ``run`` copies the revision to a temporary folder, records the tests there unless they were, and
 goes on where an earlier run with the same file of results stopped. With ``--like FILE
 --like-revision R`` it tries, instead of a sample of its own, the mutants of R that are in that file
-of results, as far as their code is still there.
+of results, as far as their code is still there. With ``--killers`` it tries those of them that a
+test noticed, each with that test alone, and records nothing: whether what the tests noticed they
+still notice.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from bench.mutation.recording import record
 from bench.mutation.sample import PACKAGES, Located, located_of, sample
 from bench.mutation.scratch import Scratch
 from bench.mutation.table import by_package, compared, survivors
-from bench.mutation.test_map import TestMap
+from bench.mutation.test_map import Killers, TestMap
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = "gpud"
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--results", type=Path, required=True)
     run.add_argument("--like", type=Path, help="results of another revision: the same mutants")
     run.add_argument("--like-revision", help="the other revision")
+    run.add_argument("--killers", action="store_true", help="try each with its killer alone")
     table = commands.add_parser("table", help="count what is in a file of results")
     table.add_argument("results", type=Path)
     table.add_argument("--survivors", action="store_true", help="list them")
@@ -76,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     scratch, folder = _scratch(options.revision, options.folder)
+    if options.killers:
+        _run_killers(options, scratch, folder)
+        return
     recording = folder / "recording"
     for path in options.tests:
         for name, tests in groups(scratch.folder, path):
@@ -88,6 +94,27 @@ def _run(options: argparse.Namespace) -> None:
         other, _ = _scratch(options.like_revision, None)
         mutants = same_mutants(read_results(options.like), other.folder, scratch.folder)
     campaign = Campaign(scratch, TestMap(recording, scratch.folder), folder / "trials.log")
+    _try(campaign, mutants, options)
+
+
+def _run_killers(options: argparse.Namespace, scratch: Scratch, folder: Path) -> None:
+    other, _ = _scratch(options.like_revision, None)
+    rows = [row for row in read_results(options.like) if row["killer"] is not None]
+    mutants = same_mutants(rows, other.folder, scratch.folder)
+    killer_of = {key_of(row): row["killer"] for row in rows}
+    killers = {
+        (one.module, one.mutant): killer_of[one.origin]
+        for found in mutants.values()
+        for one in found
+        if one.origin is not None
+    }
+    campaign = Campaign(scratch, Killers(killers), folder / "trials.log", slack_s=60)
+    _try(campaign, mutants, options)
+
+
+def _try(
+    campaign: Campaign, mutants: dict[str, list[Located]], options: argparse.Namespace
+) -> None:
     try:
         for package in options.packages:
             print(f"trying {len(mutants[package])} mutants of {package}", flush=True)

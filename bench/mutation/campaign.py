@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.mutation.sample import Located
 from bench.mutation.scratch import Scratch
-from bench.mutation.test_map import Recorded, TestMap, in_batches
+from bench.mutation.test_map import Killers, Recorded, TestMap, in_batches
 
 __all__ = ["Campaign"]
 
@@ -27,12 +27,14 @@ class Campaign:
 
     Args:
         scratch: the copy that was recorded.
-        tests: its recording.
+        tests: which to try a mutant with: its recording's, or those that noticed it before.
         log: where what the tests print goes.
         slack_s: processor time that a trial may take beyond five times what was recorded.
     """
 
-    def __init__(self, scratch: Scratch, tests: TestMap, log: Path, slack_s: float = 8) -> None:
+    def __init__(
+        self, scratch: Scratch, tests: TestMap | Killers, log: Path, slack_s: float = 8
+    ) -> None:
         self._slack_s = slack_s
         self._scratch = scratch
         self._tests = tests

@@ -35,7 +35,8 @@ def survivors(rows: Sequence[Row]) -> str:
 
 def compared(before: Sequence[Row], after: Sequence[Row]) -> str:
     """What became of the mutants of one result in another: by package, and each that differs."""
-    matches = {tuple(row["origin"]): row for row in after}
+    # Without an origin it was drawn by the same seed: the same mutant has the same name.
+    matches = {tuple(row.get("origin") or key_of(row)): row for row in after}
     pairs = [(row, matches[key_of(row)]) for row in before if key_of(row) in matches]
     lines = []
     for package in dict.fromkeys(row["package"] for row in before):

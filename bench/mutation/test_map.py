@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from coverage import CoverageData
 
 from bench.mutation.mutants import Mutant
 
-__all__ = ["MOST_TESTS", "Recorded", "TestMap", "chosen", "in_batches"]
+__all__ = ["MOST_TESTS", "Killers", "Recorded", "TestMap", "chosen", "in_batches"]
 
 MOST_TESTS = 60
 _MOST_SECONDS = 60.0
@@ -43,6 +43,22 @@ class Recorded:
     def file(self) -> str:
         """The test's file."""
         return self.test.partition("::")[0]
+
+
+class Killers:
+    """For each mutant the one test that noticed it at another revision.
+
+    Args:
+        killers: its name by module and mutant.
+    """
+
+    def __init__(self, killers: Mapping[tuple[str, Mutant], str]) -> None:
+        self._killers = killers
+        self.tests: dict[str, Recorded] = {}
+
+    def choose(self, module: str, mutant: Mutant) -> list[Recorded]:
+        """The test; nothing is known of how long it takes."""
+        return [Recorded(self._killers[module, mutant], 0.0, processes=False)]
 
 
 class TestMap:

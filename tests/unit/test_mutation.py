@@ -16,7 +16,7 @@ from bench.mutation.recording import record
 from bench.mutation.sample import Located, located_of, package_of, sample
 from bench.mutation.scratch import Scratch
 from bench.mutation.table import by_package, compared, survivors
-from bench.mutation.test_map import MOST_TESTS, Recorded, TestMap, chosen, in_batches
+from bench.mutation.test_map import MOST_TESTS, Killers, Recorded, TestMap, chosen, in_batches
 
 MODULE = '''\
 """A ledger."""
@@ -126,8 +126,8 @@ def tree_with(folder: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What a campaign says about the mutants of `MODULE` under `TESTS`."""
+def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scratch, list[dict[str, Any]]]:
+    """A scratch copy of `MODULE` and `TESTS`, and what a campaign says about its mutants."""
     folder = tmp_path_factory.mktemp("mutation")
     repository = tree_with(
         folder / "repository",
@@ -160,7 +160,25 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     assert (scratch.folder / "gpud/core/ledger.py").read_text() == MODULE
     rows = read_results(results)
     assert len(rows) == len(quick) + len(endless)
-    return rows
+    return scratch, rows
+
+
+@pytest.fixture
+def rows(tried: tuple[Scratch, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [dict(row) for row in tried[1]]
+
+
+def test_what_was_noticed_is_tried_with_the_test_that_noticed_it(
+    tried: tuple[Scratch, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    scratch, rows = tried
+    row = next(row for row in rows if row["killer"] is not None)
+    located = located_of(scratch.folder, row)
+    killers = Killers({(located.module, located.mutant): row["killer"]})
+    campaign = Campaign(scratch, killers, tmp_path / "log")
+    found = campaign.trial(located)
+    campaign.close()
+    assert (found["outcome"], found["killer"], found["ran"]) == ("killed", row["killer"], 1)
 
 
 def outcome(rows: list[dict[str, Any]], node: str, replacement: str) -> dict[str, Any]:
@@ -210,6 +228,7 @@ def test_a_comparison_lists_what_is_noticed_no_longer(rows: list[dict[str, Any]]
     after = [{**row, "origin": key_of(row)} for row in rows[1:]]
     (lost,) = [row for row in after if row["node"] == "capacity - taken"]
     lost["outcome"] = "survived"
+    assert compared(rows, rows).splitlines()[2].endswith("| 0 | 0 |")  # of one seed
     lines = compared(rows, after).splitlines()
     assert lines[2].split(" | ")[1:3] == [str(len(rows)), str(len(rows) - 1)]
     assert lines[2].endswith("| 1 | 0 |")
