@@ -58,6 +58,11 @@ class TimedDriver(SteppedDriver):
     inside_ns = 0
     launched_ns = 0
 
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        self.__dict__[name] = found  # looking it up takes longer than in the bindings
+        return found
+
     def _called(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         began = time.thread_time_ns()
         try:

@@ -39,7 +39,7 @@ from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
 from gpud.device.cuda.launch.stream_pool import StreamPool
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
-from gpud.device.cuda.program.by_value import News
+from gpud.device.cuda.program.by_value import NO_NEWS, News
 from gpud.device.cuda.program.forward_news import look_limit
 from gpud.errors import DeviceLost, GpudError
 
@@ -55,15 +55,17 @@ class NewsWords(NamedTuple):
 
     Attributes:
         word: the number in host memory, as an array of one.
-        said, seen: addresses of that, and of the news in device memory.
+        said, seen: addresses of that, and of the news in device memory; 0: nobody reads them.
     """
 
-    word: npt.NDArray[np.uint32]
-    said: int
-    seen: int
+    word: npt.NDArray[np.uint32] | None = None
+    said: int = 0
+    seen: int = 0
 
     def of(self, what: PreparedLaunch, count: int) -> News:
         """Return what a launch of ``count`` blocks is given of it."""
+        if not self.said:
+            return NO_NEWS
         return News(self.said, self.seen, look_limit(count, what.kernel.block_ns.get(what.block)))
 
 

@@ -36,6 +36,7 @@ The PTX assembles for sm_75 and later.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import numpy as np
@@ -47,6 +48,7 @@ __all__ = ["CURRENT", "GATE", "HELPED", "PTX", "RUN_BYTES", "STOP", "GateParamet
 CURRENT: Final = 0
 STOP: Final = 2
 HELPED: Final = 3
+_VALUES: Final = struct.Struct("<4Q")
 RUN_BYTES: Final = 64
 """Size of the run words; `CURRENT`, `STOP` and `HELPED` are indices of 32-bit words.
 
@@ -101,11 +103,12 @@ class GateParameters:
     """
 
     def __init__(self) -> None:
-        self._values = np.zeros(4, np.uint64)
-        self._pointers = self._values.ctypes.data + 8 * np.arange(4, dtype=np.uint64)
+        self._values = bytearray(_VALUES.size)
+        first = np.frombuffer(self._values, np.uint8).ctypes.data
+        self._pointers = first + 8 * np.arange(4, dtype=np.uint64)
         self.pointers: int = int(self._pointers.ctypes.data)
 
     def set(self, job: int, previous: int, run: int, number: int) -> Any:
         """Set the values; ``previous`` 0: open unconditionally. Returns `pointers`."""
-        self._values[:] = job, previous, run, number
+        _VALUES.pack_into(self._values, 0, job, previous, run, number)
         return self.pointers

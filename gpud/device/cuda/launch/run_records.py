@@ -38,6 +38,8 @@ from gpud.errors import DeviceLost
 
 __all__ = ["CUDARunRecords"]
 
+_UNREAD = NewsWords()
+
 
 class CUDARunRecords:
     """Records and words of one run. Under the device's lock.
@@ -162,6 +164,8 @@ class CUDARunRecords:
 
     def news(self, number: int) -> NewsWords:
         """Return where changes of orders to a launch and its helpers are numbered."""
+        if not self._device.launches.release.news:
+            return _UNREAD
         at, seen = self._sequence.numbers_at + 4 * number, self._sequence.news + 4 * number
         word = self._page.words[at // 4 : at // 4 + 1]
         return NewsWords(word, self._page.address + at, self._records.address + seen)

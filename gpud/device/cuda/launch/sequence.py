@@ -32,7 +32,7 @@ from gpud.device.cuda.launch.gate import RUN_BYTES
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.cuda.memory.pool import Pool
-from gpud.device.cuda.program.by_value import VALUE_BYTES, News, encode_addresses, job_values
+from gpud.device.cuda.program.by_value import VALUE_BYTES, News, job_values, write_addresses
 from gpud.device.cuda.program.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchInfo, LaunchSpec, as_dim3
 from gpud.device.launch_checks import (
@@ -247,7 +247,8 @@ class _Parameters:
             at += room
         self._values = np.frombuffer(bytearray(b"".join(buffers) or b"\0"), np.uint8)
         self._controls = np.zeros(len(specs), np.uint64)
-        self._by_value = np.zeros((len(specs), VALUE_BYTES), np.uint8)
+        self._structures = bytearray(len(specs) * VALUE_BYTES)
+        self._by_value = np.frombuffer(self._structures, np.uint8).reshape(-1, VALUE_BYTES)
         self._pointers: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
         for index, spec in enumerate(specs):
             first = self._values.ctypes.data + starts[index]
@@ -266,8 +267,7 @@ class _Parameters:
     def set_addresses(self, number: int, slot: Slot, job: int, base: int, news: News) -> None:
         """Set what differs from one time to the next that the launch is begun."""
         self._controls[number] = slot.address
-        values = encode_addresses(job, slot.status, base, news)
-        self._by_value[number, : len(values)] = np.frombuffer(values, np.uint8)
+        write_addresses(self._structures, number * VALUE_BYTES, job, slot.status, base, news)
 
     def set_job(self, number: int, record: bytes) -> None:
         """Set what the job record says for good."""

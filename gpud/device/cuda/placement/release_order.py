@@ -26,11 +26,20 @@ SMs can also be *cleared*: all blocks on them are released then, whatever their 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["ReleaseOrder"]
+
+
+@lru_cache(maxsize=64)
+def _first_turns(count: int) -> npt.NDArray[np.int64]:
+    """Return the turns of blocks that have not begun; they are replaced, not changed."""
+    turns: npt.NDArray[np.int64] = np.arange(count - 1, -1, -1)
+    turns.flags.writeable = False
+    return turns
 
 
 class ReleaseOrder:
@@ -47,7 +56,7 @@ class ReleaseOrder:
         self._sms = sms
         self._by_sm = by_sm
         self._count = len(sms)
-        self._turns: npt.NDArray[np.int64] = np.arange(len(sms) - 1, -1, -1)
+        self._turns = _first_turns(len(sms))
         self._begun = 0
         self._released = 0
         self._rows: dict[int, npt.NDArray[np.uint32]] = {}  # `stays` by limit, in this order
@@ -104,7 +113,9 @@ class ReleaseOrder:
         keys[self._turns < self._released] = 0
         # Reversed, so that of the blocks on one SM the last leaves first.
         order = self._count - 1 - np.argsort(keys[::-1], kind="stable")
-        self._turns[order] = np.arange(self._count)
+        turns = np.empty(self._count, np.int64)
+        turns[order] = np.arange(self._count)
+        self._turns = turns
         self._rows.clear()
 
     @property

@@ -51,6 +51,7 @@ from gpud.device.cuda.program.report_blocks import is_rewritten
 __all__ = [
     "LOOK_LIMIT",
     "NEWS",
+    "NO_NEWS",
     "SAID",
     "VALUE_BYTES",
     "News",
@@ -58,6 +59,7 @@ __all__ = [
     "is_values",
     "job_values",
     "pass_by_value",
+    "write_addresses",
 ]
 
 _SUFFIX: Final = "_values"
@@ -102,10 +104,20 @@ class News(NamedTuple):
     limit: int = 0
 
 
-def encode_addresses(job: int, status: int, base: int, news: News | None = None) -> bytes:
+NO_NEWS: Final = News()
+"""Of kernels that read their orders before every claim."""
+
+
+def encode_addresses(job: int, status: int, base: int, news: News = NO_NEWS) -> bytes:
     """Return the structure's beginning for one launch; `job_values` follow it."""
-    said, seen, limit = news or News()
-    return _ADDRESSES.pack(job, status, base, limit, said, seen)
+    return _ADDRESSES.pack(job, status, base, news.limit, news.said, news.seen)
+
+
+def write_addresses(
+    buffer: bytearray, offset: int, job: int, status: int, base: int, news: News
+) -> None:
+    """Write `encode_addresses` into a buffer."""
+    _ADDRESSES.pack_into(buffer, offset, job, status, base, news.limit, news.said, news.seen)
 
 
 def job_values(record: bytes) -> bytes:
