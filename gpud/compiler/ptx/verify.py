@@ -10,6 +10,7 @@ Properties.
     declared: every register, label, variable and function that is used has a visible declaration;
     distinct: no name is declared twice in one scope;
     counted: known instructions have a legal number of operands;
+    addressed: they have addresses where they take them, and nowhere else;
     fitting: a call passes what its function or prototype declares: as many results and arguments,
         arrays of the same sizes for arrays, scalars of the same sizes for scalars.
 
@@ -69,8 +70,11 @@ _COUNTS: Final[dict[str, tuple[int, int]]] = {
         " popc cvta isspacep brx",
         (2, 3): "ld ldu st vote",
         (2, 4): "cvt red",
-        (3, 3): "addc subc mul mul24 div rem and or xor shl shr copysign bmsk szext match redux",
-        (3, 4): "add sub min max setp set",
+        (
+            3,
+            3,
+        ): "add sub addc subc mul mul24 div rem and or xor shl shr copysign bmsk szext match redux",
+        (3, 4): "min max setp set",
         (3, 5): "atom",
         (4, 4): "mad madc mad24 fma sad selp slct shf bfe prmt dp4a dp2a fns",
         (4, 5): "shfl",
@@ -79,9 +83,14 @@ _COUNTS: Final[dict[str, tuple[int, int]]] = {
     }.items()
     for name in names.split()
 }
+_BARRIERS: Final = {"sync": (1, 2), "arrive": (2, 2), "red": (3, 4), "warp": (1, 1)}
+"""Number of operands of ``bar`` and ``barrier``, by modifier."""
+_ADDRESSES: Final = {"ld": (1,), "ldu": (1,), "st": (0, 2), "atom": (1,), "red": (0, 2)}
+"""Operands that are addresses: the first must be one, a second can; there are no others."""
 _ANY_COUNT: Final = (0, 1 << 16)
 _JUMPS: Final = {"bra": "label", "brx": "list"}
 """What the last operand names, by opcode."""
+_Shape = tuple[str | type, ...]
 _USUAL_REGISTERS: Final = 4
 """Registers for a statement: hardly any program has more, most have one."""
 
@@ -121,11 +130,11 @@ class _Names:
 
     ``spelled`` are names of `ranges` that are written out: a look-up is cheaper than taking a name
     apart. There are at most ``room`` of them, as a program may declare more than it has bytes.
-    ``checked`` has the identities of operands and guards that are right, ``counted`` the number of
-    operands with which an opcode is.
+    ``checked`` has the identities of operands and guards that are right, ``shapes`` the opcodes
+    with kinds of operands that are.
     """
 
-    __slots__ = ("checked", "counted", "declared", "kinds", "outer", "ranges", "room", "spelled")
+    __slots__ = ("checked", "declared", "kinds", "outer", "ranges", "room", "shapes", "spelled")
 
     def __init__(self, outer: _Names | None, room: int = 0) -> None:
         self.kinds: dict[str, str] = {}
@@ -134,7 +143,7 @@ class _Names:
         self.room = room
         self.outer = outer
         self.checked: set[int] = set()
-        self.counted: dict[str, int] = {} if outer is None else outer.counted
+        self.shapes: set[_Shape] = set() if outer is None else outer.shapes
         self.declared: dict[str, Function | CallPrototype | Variable] = {}
 
     def add(self, name: str, kind: str, where: Statement | Function) -> None:
@@ -196,11 +205,11 @@ def _body(body: list[Statement], names: _Names) -> None:
             names.add(statement.name, kind, statement)
             if isinstance(statement, CallPrototype):
                 names.declared[statement.name] = statement
-    checked, counted, spelled = names.checked, names.counted, names.spelled
+    checked, shapes, spelled = names.checked, names.shapes, names.spelled
     for statement in body:
         if type(statement) is Instruction:
             operands, guard = statement.operands, statement.guard
-            known = counted.get(statement.opcode.text) == len(operands)
+            known = (statement.opcode.text, *map(type, operands)) in shapes
             if not known or (guard is not None and id(guard) not in checked):
                 _instruction(statement, names)
                 continue
@@ -246,6 +255,11 @@ def _initial(value: InitialValue | None, names: _Names, where: Variable) -> None
 def _instruction(instruction: Instruction, names: _Names) -> None:
     base, operands = instruction.opcode.base, instruction.operands
     low, high = _COUNTS.get(base, _ANY_COUNT)
+    if base in ("bar", "barrier"):
+        modifiers = [one for one in instruction.opcode.modifiers if one in _BARRIERS]
+        low, high = _BARRIERS[modifiers[0]] if modifiers else (low, high)
+        if instruction.opcode.has("cluster"):
+            low, high = _ANY_COUNT
     if not low <= len(operands) <= high:
         wanted = f"{low}" if low == high else f"{low} to {high}"
         _fail(f"{base} takes {wanted} operands, not {len(operands)}", instruction.line, instruction)
@@ -260,14 +274,30 @@ def _instruction(instruction: Instruction, names: _Names) -> None:
     if base == "call":
         _call(instruction, names)
     elif base in _JUMPS:
-        if isinstance(target := operands[-1], Symbol):
-            _all_are(_JUMPS[base], (target.name,), names, instruction)
+        target = operands[-1]
+        if not isinstance(target, Symbol):
+            _fail(f"{base} needs a {_JUMPS[base]}", instruction.line, instruction)
+        _all_are(_JUMPS[base], (target.name,), names, instruction)
     else:
-        names.counted[instruction.opcode.text] = len(operands)
+        if base in _COUNTS:
+            _addresses(instruction)
+        names.shapes.add((instruction.opcode.text, *map(type, operands)))
+
+
+def _addresses(ins: Instruction) -> None:
+    """Check that addresses, and only these, stand where a known instruction takes them."""
+    may = _ADDRESSES.get(ins.opcode.base, ())
+    if may and not isinstance(ins.operands[may[0]], Address):
+        _fail(f"operand {may[0] + 1} of {ins.opcode.base} is an address", ins.line, ins)
+    for at, operand in enumerate(ins.operands):
+        if at not in may and isinstance(operand, (Address, Tuple)):
+            _fail(f"operand {at + 1} of {ins.opcode.base} is no address or list", ins.line, ins)
 
 
 def _call(ins: Instruction, names: _Names) -> None:
     """Check a call of a function by name, or by a prototype."""
+    if not any(isinstance(one, (Symbol, Register)) for one in ins.operands[:2]):
+        _fail("call needs a function", ins.line, ins)
     named = callee(ins)
     if not isinstance(named, Symbol):
         named = ins.operands[-1]
