@@ -70,10 +70,8 @@ _COUNTS: Final[dict[str, tuple[int, int]]] = {
         " popc cvta isspacep brx",
         (2, 3): "ld ldu st vote",
         (2, 4): "cvt red",
-        (
-            3,
-            3,
-        ): "add sub addc subc mul mul24 div rem and or xor shl shr copysign bmsk szext match redux",
+        (3, 3): "add sub addc subc mul mul24 div rem and or xor shl shr copysign bmsk szext"
+        " match redux",
         (3, 4): "min max setp set",
         (3, 5): "atom",
         (4, 4): "mad madc mad24 fma sad selp slct shf bfe prmt dp4a dp2a fns",
