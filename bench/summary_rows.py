@@ -194,6 +194,18 @@ def launch(result: Result) -> Iterator[Row]:
         )
 
 
+def cuda_host(result: Result) -> Iterator[Row]:
+    own = result["mapped"]
+    yield (
+        "CUDA device over the model of the driver, host's own time: a launch begun, each further one",
+        f"{own['start_us']:.0f} us, {own['launch_us']:.0f} us and {own['launch_calls']:.0f} calls",
+    )
+    yield (
+        "... a release to its first store, in all; a run ended",
+        f"{own['release_first_word_us']:.0f}, {own['release_us']:.0f} us; {own['end_us']:.0f} us",
+    )
+
+
 def wakeup_latency(result: Result) -> Iterator[Row]:
     rows = result["rows"]
     chosen, equal, none = (rows[name]["p99_us"] for name in ("nice 10", "normal", "no kernel runs"))

@@ -29,6 +29,10 @@ not current, a launch without parameters. It is an `AssertionError`, never a sta
 can mistake it for a failure to handle. Errors that the driver reports with a status, such as an
 invalid address, have that status here.
 
+The model has no clock for the bus, for atomics on host memory or for anything else that a GPU does:
+of what is measured over it, only the host's own time between driver calls means something
+(``bench/bench_cuda_host.py``). Results of `bench.gpu` over it mean nothing but that they are there.
+
 Facts: CUDA Driver API 13.0. What it does not say is not modelled: how long anything takes, and
 which calls wait for kernels beyond those it names.
 """
