@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from gpud import __version__
 from gpud.errors import GpudError, pip_command
+from gpud.wire.socket_path import draining_path
 
 __all__ = ["CHECKS", "Check", "can_run", "run_checks"]
 
@@ -301,12 +302,28 @@ def _daemon() -> Check:
         try:
             found.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
-            return _missing(f"none runs at {path}", "gpud serve")
+            return _draining_daemon(path) or _missing(f"none runs at {path}", "gpud serve")
         except OSError as error:
             return _missing(f"{path}: {error.strerror}", "ask whoever runs it for access")
         peer = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, _ = struct.unpack("3i", peer)
     return _ok(f"runs at {path}, pid {pid}, user {uid}", "gpuctl status")
+
+
+def _draining_daemon(path: Path) -> Check | None:
+    """Look whether a daemon is there that drains; None if there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
+        found.settimeout(2)
+        try:
+            found.connect(str(draining_path(path)))
+        except OSError:
+            return None
+        peer = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, _, _ = struct.unpack("3i", peer)
+    return _ok(
+        f"the one at {path}, pid {pid}, is draining: it waits for its jobs and takes no others",
+        "gpuctl ps shows the jobs; wait for them, cancel them, or send it SIGTERM once more",
+    )
 
 
 def _systemd() -> Check:

@@ -16,7 +16,7 @@ from gpud.demo.background_load import BackgroundLoad
 from gpud.demo.colocation import Comparison, Sizes, Window, compare, open_experiment, sizes_for
 from gpud.demo.metrics import percentile
 from gpud.demo.plot import MissingMatplotlibError, Panel, draw
-from gpud.demo.report import conclusion, note, table
+from gpud.demo.report import conclusion, impossible, note, table
 
 __all__ = ["LANES", "POLICIES", "run"]
 
@@ -216,6 +216,7 @@ class _Demo:
             "online_busy_alone": round(alone[0].busy, 4),
             "task_block_ms": {s.kind.name: round(1e3 * s.block_s, 3) for s in sizes.offline},
             "compared": [one.plain() for one in compared],
+            "impossible": impossible(compared, POLICIES),
         }
 
     def _draw(self, online: Window, windows: list[Window], compared: list[Comparison]) -> Path:

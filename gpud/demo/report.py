@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from gpud.demo.colocation import Comparison
 
-__all__ = ["conclusion", "note", "table"]
+__all__ = ["conclusion", "impossible", "note", "table"]
 
 AIM_R99, AIM_HARVEST = 1.25, 0.85
 _TAKEN = 1.05
+_RATE_ERROR = 0.1
+"""By which offline work, compared between windows of some seconds, is off on an idle machine."""
 
 
 def table(
@@ -56,6 +58,13 @@ def table(
 def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
     """Return one line: the result with reservations, the others', and whether the aim is met."""
     first, *others = compared
+    problems = impossible(compared, names)
+    if problems:
+        return (
+            f"These figures cannot be, so none of them counts: {'; '.join(problems)}. The windows "
+            "that are compared did not have the same machine: something else ran beside one of "
+            "them. Run the demo again when nothing else does, or with a larger --seconds"
+        )
     met = first.r99 <= AIM_R99 and first.harvest >= AIM_HARVEST
     aim = f"(aim: r99 at most {AIM_R99}, harvest at least {AIM_HARVEST}: "
     aim += "met)" if met else "missed)"
@@ -65,6 +74,28 @@ def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
         f"{f' ({beside})' if beside else ''}, and offline work got {first.harvest:.0%} of the rest "
     )
     return text + aim
+
+
+def impossible(compared: Sequence[Comparison], names: Mapping[str, str]) -> list[str]:
+    """Return which figures are outside of what can be by more than their error."""
+    problems = []
+    for one in compared:
+        name = names[one.policy]
+        if one.r99_interval[1] < 1:
+            problems.append(
+                f"with {name} online requests were faster beside offline work than alone "
+                f"(r99 {_short(one.r99)}, at most {_short(one.r99_interval[1])})"
+            )
+        if one.offline_rate > 1 + _RATE_ERROR:
+            problems.append(
+                f"with {name} offline work got {one.offline_rate:.0%} of what it gets alone"
+            )
+        elif one.harvest > 1 + _RATE_ERROR and one.r99 <= AIM_R99:
+            problems.append(
+                f"with {name} offline work got {one.harvest:.0%} of what online requests left, "
+                "which were not slowed down"
+            )
+    return problems
 
 
 def note(one: Comparison) -> str:

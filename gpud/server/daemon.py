@@ -21,7 +21,7 @@ from contextlib import suppress
 from gpud.config import Config
 from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
-from gpud.errors import DeviceLost, Draining, GpudError, InternalError
+from gpud.errors import DeviceLost, Draining, GpudError, InternalError, InvalidArgument
 from gpud.server import logs, settings
 from gpud.server.handlers.answers import Answers
 from gpud.server.handlers.connections import Connections
@@ -49,6 +49,7 @@ from gpud.server.state.access import Peer, peer_of
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.others import Others
 from gpud.server.state.shared import SharedState
+from gpud.wire.socket_path import draining_path
 
 __all__ = ["Daemon", "run"]
 
@@ -198,7 +199,7 @@ class Daemon:
             loop, state.jobs, devices, scheduler, state.records.epoch_ns, state.history, others
         )
         device_rows = DeviceRows(devices, state.jobs, state.arenas, monitors, rules.floor)
-        doctor = Doctor(config, loop, devices, device_rows, compiler)
+        doctor = Doctor(config, loop, devices, device_rows, compiler, runner)
         handlers = message_table(
             Submission(devices, state.jobs, runner),
             programs,
@@ -313,6 +314,7 @@ class Daemon:
         _LOG.info("draining: %d jobs have up to %g s", jobs, timeout_ns / 1e9)
         systemd.notify(f"STOPPING=1\nSTATUS=draining {jobs} jobs")
         self._stop_listening()
+        self._listen_while_draining()
         now_ns = time.monotonic_ns()
         self.runner.feed(ev.DrainRequested(now_ns, now_ns + timeout_ns))
         await self.runner.drained.wait()
@@ -322,6 +324,18 @@ class Daemon:
                 await asyncio.wait_for(self.connections.all_ended.wait(), _FETCH_S)
         await self._close()
         _LOG.info("drained" if not self._forced else "ended by force")
+
+    def _listen_while_draining(self) -> None:
+        """Let gpuctl ask what is waited for; new programs wait for the next daemon instead."""
+        paths = [listener.path for listener in self._listeners if listener.path is not None]
+        for path in paths:
+            try:
+                listener = listen(draining_path(path), self.config.socket_mode)
+            except InvalidArgument as error:
+                _LOG.info("gpuctl cannot ask while the daemon drains: %s", error)
+                continue
+            self._listeners.append(listener)
+            self._accept_again(listener)
 
     def _stop_listening(self) -> None:
         loop = asyncio.get_running_loop()

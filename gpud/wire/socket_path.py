@@ -15,6 +15,7 @@ __all__ = [
     "check_fallback_folder",
     "checked_socket_path",
     "default_socket_path",
+    "draining_path",
     "socket_path",
 ]
 
@@ -38,6 +39,11 @@ def socket_path(
         return checked_socket_path(explicit)
     named = environ.get("GPUD_SOCKET", "")
     return checked_socket_path(named or default_socket_path(environ))
+
+
+def draining_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a daemon at ``path`` answers gpuctl while it drains; programs have to wait."""
+    return Path(os.fspath(path) + ".draining")
 
 
 def default_socket_path(environ: Mapping[str, str] = os.environ) -> Path:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gpud.cli.checks import _daemon
 from gpud.errors import ConnectionLost
 from gpud.wire import messages as wm
+from gpud.wire.socket_path import draining_path
+from gpud_client.cli.minimal_client import MinimalClient
 from gpud_client.connection.daemon_socket import connect_socket
 from tests.support.daemon_process import DaemonProcess
 from tests.support.processes import children, gone
@@ -80,7 +83,9 @@ NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(NOHUP, reason="run by nohup")),
     ],
 )
-def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
+def test_a_signal_drains(
+    daemon: Process, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = daemon.serve()
     client = daemon.client()
     spin, memory = spinning(client)
@@ -91,6 +96,13 @@ def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
         assert client.expect(wm.Finished).error["code"] == "draining"
         with pytest.raises(ConnectionLost, match=rf"\(pid {process.pid}\) is ending"):
             connect_socket(daemon.path)
+        with MinimalClient(str(daemon.path)) as asks:
+            assert asks.query("status")["draining"]
+            assert [row["state"] for row in asks.query("jobs")["jobs"]] == ["running"]
+            checks = {check["name"]: check for check in asks.query("doctor")["checks"]}
+            assert "it drains" in checks["daemon"]["hint"]
+        monkeypatch.setenv("GPUD_SOCKET", str(daemon.path))
+        assert f"pid {process.pid}, is draining" in _daemon().detail
         hosts = children(process.pid)
         assert hosts
         memory[:4] = b"\1\0\0\0"
@@ -99,6 +111,7 @@ def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
     status, log = daemon.ended(process)
     assert status == 0, log
     assert not daemon.path.exists()
+    assert not draining_path(daemon.path).exists()
     assert all(gone(pid) for pid in hosts)
 
 

@@ -9,13 +9,15 @@ more, and uses a session.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from fractions import Fraction
 from queue import SimpleQueue
 from typing import Any, Self
 
+from gpud.errors import ConnectionLost
 from gpud.wire.messages import Welcome
-from gpud.wire.socket_path import socket_path
+from gpud.wire.socket_path import draining_path, socket_path
 from gpud_client.connection import operations
 from gpud_client.connection.channel import Channel
 from gpud_client.connection.daemon_socket import connect_socket
@@ -43,7 +45,7 @@ class MinimalClient:
     def __init__(self, path: str | None = None) -> None:
         where = str(socket_path(path))
         self._core = ProtocolState()
-        self._channel = Channel(connect_socket(where), self._core, where, _ANSWER_S)
+        self._channel = Channel(_connected(where), self._core, where, _ANSWER_S)
         try:
             self.welcome = self._channel.run(self._core.hello("gpuctl"))
         except BaseException:
@@ -100,6 +102,18 @@ class MinimalClient:
         while (event := events.get()) is not None:
             yield event
         self._channel.check()
+
+
+def _connected(path: str) -> socket.socket:
+    """Connect to the daemon, also to one that drains and takes no other programs."""
+    try:
+        return connect_socket(path)
+    except ConnectionLost:
+        try:
+            return connect_socket(str(draining_path(path)))
+        except ConnectionLost:
+            pass  # the first error says more
+        raise
 
 
 def _pair(amount: Fraction | None) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from gpud.server.handlers.answers import Steps
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.devices import Devices
+from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.file_descriptors import DescriptorBudget
 from gpud.server.state.access import user_name
 
@@ -33,6 +34,7 @@ class Doctor:
         devices: by index.
         device_rows: makes rows about devices.
         compiler: the compile processes.
+        runner: knows whether the daemon drains.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Doctor:
         devices: Devices,
         device_rows: DeviceRows,
         compiler: CompilePool,
+        runner: Runner,
     ) -> None:
         self._config = config
         self._loop = loop
         self._devices = devices
         self._device_rows = device_rows
         self._compiler = compiler
+        self._runner = runner
 
     def checks(self) -> Steps[dict[str, Any]]:
         """Check everything, in slices."""
@@ -61,8 +65,15 @@ class Doctor:
                 yield
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         loop = type(self._loop).__module__.partition(".")[0]
+        draining = (
+            "it drains, and takes no new jobs: wait for those that gpuctl ps shows, or cancel them"
+        )
         checks = [
-            _check("daemon", f"gpud {__version__}, Python {platform.python_version()}"),
+            _check(
+                "daemon",
+                f"gpud {__version__}, Python {platform.python_version()}",
+                draining if self._runner.draining else "",
+            ),
             _check(
                 "process",
                 f"pid {os.getpid()}, user {user_name(os.geteuid())}, {cpu_s:.1f} s of processor "

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from gpud.demo.offline_client import Sized
 from gpud.demo.offline_kernels import OFFLINE
 from gpud.demo.online_client import Answers
 from gpud.demo.plot import Panel, draw, excerpt
-from gpud.demo.report import conclusion, note, table
+from gpud.demo.report import conclusion, impossible, note, table
 
 GOOD = Comparison("reservations", 0.012, 0.02, 1.1, (1.0, 1.2), 0.7, 0.93)
 SLOW = Comparison("fifo", 0.3, 0.9, 45.0, (40.0, 50.0), 0.75, 1.0)
@@ -49,6 +50,30 @@ def test_the_conclusion_says_whether_the_aim_was_met() -> None:
     assert "93% of the rest" in said
     assert said.endswith("met)")
     assert conclusion([SLOW], POLICIES).endswith("missed)")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"r99": 0.55, "r99_interval": (0.5, 0.7)},
+            "faster beside offline work than alone",
+        ),
+        ({"harvest": 2.13}, "213% of what online requests left"),
+        ({"offline_rate": 1.3, "harvest": 1.5}, "130% of what it gets alone"),
+    ],
+)
+def test_figures_that_cannot_be_are_called_so(change: dict[str, Any], words: str) -> None:
+    said = conclusion([replace(GOOD, **change), SLOW], POLICIES)
+    assert said.startswith("These figures cannot be")
+    assert words in said
+    assert "aim" not in said
+    assert "Run the demo again when nothing else does" in said
+
+
+def test_figures_that_are_off_by_chance_count() -> None:
+    near = replace(GOOD, r99=0.98, r99_interval=(0.9, 1.04), harvest=1.08)
+    assert impossible([near, replace(SLOW, harvest=1.3)], POLICIES) == []
 
 
 def test_a_window_is_compared_with_those_alone() -> None:
