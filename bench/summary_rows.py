@@ -197,7 +197,7 @@ def launch(result: Result) -> Iterator[Row]:
 def cuda_host(result: Result) -> Iterator[Row]:
     own = result["mapped"]
     yield (
-        "CUDA device over the model of the driver, host's own time: a launch begun, each further one",
+        "CUDA device over a model of the driver, host's own time: a launch begun, each further",
         f"{own['start_us']:.0f} us, {own['launch_us']:.0f} us and {own['launch_calls']:.0f} calls",
     )
     yield (

@@ -17,6 +17,8 @@ from bench.gpu.record import Rows
 from bench.gpu.run_steps import LEAST_S, StepRunner
 from bench.gpu.steps import OPTIONS, SELECTIONS, STEPS, Step
 from bench.gpu.summary_rows import rows
+from tests.conformance.suite import CASES
+from tests.gpu.test_conformance import part_of
 from tests.unit.cpu.device_helpers import until
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +196,17 @@ def test_the_first_ten_minutes_are_in_order_and_fit() -> None:
     ]  # fmt: skip
     assert sum(one.first_s for one in STEPS[: len(first)]) <= 600
     assert names[-1] == "bench-load_beside"
+
+
+def test_trials_of_the_sanitizer_have_a_case_in_each_part() -> None:
+    steps = [one for one in STEPS if one.name.startswith("sanitize-")]
+    assert len(steps) == 6
+    runnable = [case for case in CASES if case.forms and not case.rejection]
+    for one in steps:
+        part = one.target[one.target.index("--part") + 1]
+        assert one.trial is not None
+        wanted = one.trial[1].split(" or ")
+        assert [case.name for case in part_of(runnable, part) if case.name in wanted], one.name
 
 
 def test_a_context_is_kept_while_steps_run(
