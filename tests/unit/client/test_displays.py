@@ -74,9 +74,9 @@ def test_a_notebooks_session_has_its_name(
         SimpleNamespace(get_ipython=lambda: shell),
     )
     gc.connect(daemon.path).close()
-    shell.user_ns["__vsc_ipynb_file__"] = "/home/ada/in VS Code.ipynb"
+    shell.user_ns["__vsc_ipynb_file__"] = "/notebooks/in VS Code.ipynb"
     gc.connect(daemon.path).close()
-    monkeypatch.setenv("JPY_SESSION_NAME", "/home/ada/waves.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/notebooks/waves.ipynb")
     gc.connect(daemon.path).close()
     names = [hello.program for hello in daemon.of(wm.Hello)]
     assert names == ["notebook", "in VS Code.ipynb", "waves.ipynb"]
