@@ -57,7 +57,7 @@ One `--arg` for each parameter, in order.
 | `file:x.npy` | the array that NumPy saved there |
 
 Types are i8 to i64, u8 to u64, f16, f32, f64 and bool. Arrays are uploaded before the kernel runs;
-afterwards their first values are printed, and `--out 1=y.npy` saves argument 1, counted from 0.
+afterwards their first values are printed, and `--output 1=y.npy` saves argument 1, counted from 0.
 
 """
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpud_client.cli import events, history, job_control, queries, run, top
-from gpud_client.cli.output import SocketOption
+from gpud_client.cli.output import JsonOption, SocketOption
 
 __all__ = ["app"]
 
@@ -32,14 +32,21 @@ def _version(wanted: bool) -> None:
 def _gpuctl(
     ctx: typer.Context,
     socket: SocketOption = None,
+    as_json: JsonOption = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Look at the GPU daemon of this machine, run kernels on it and manage its jobs."""
-    if socket is not None:  # the default of the commands' own --socket
-        ctx.default_map = {name: {"socket": socket} for name in COMMANDS}
+    given: dict[str, object] = {}  # defaults of the commands' own options
+    if socket is not None:
+        given["socket"] = socket
+    if as_json:
+        given["as_json"] = True
+    ctx.default_map = dict.fromkeys(COMMANDS, given)
 
 
 COMMANDS = {

@@ -18,13 +18,13 @@ __all__ = ["events", "trace"]
 
 def events(
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep showing new ones until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")
     ] = False,
     limit: LimitOption = 20,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the latest events; with --follow also new ones as they happen.
+    """Show the latest events, and with --follow new ones as they happen.
 
     With --json and --follow every event is one document on a line of its own.
     """
@@ -46,7 +46,12 @@ def events(
 def trace(
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; - for stdout."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write it to this file; - is the standard output.",
+        ),
     ],
     limit: LimitOption = 0,
     socket: SocketOption = None,

@@ -117,7 +117,7 @@ def cancel(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End jobs. Fails if one of them is unknown or has ended already; the others are ended."""
+    """End jobs. It fails if one of them is unknown or has ended, and still ends the others."""
     wanted = [(job, parse_job(job)) for job in jobs]
     rows: list[dict[str, Any]] = []
     with connect(socket) as client:

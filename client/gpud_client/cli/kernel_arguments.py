@@ -127,9 +127,11 @@ def parse_output(written: str, count: int) -> tuple[int, Path]:
     """
     number, equals, path = written.partition("=")
     if not (equals and path and _is_count(number)):
-        raise typer.BadParameter(f"--out is an argument's number and a file, 2=y.npy: {written!r}")
+        raise typer.BadParameter(
+            f"--output is an argument's number and a file, 2=y.npy: {written!r}"
+        )
     if int(number) >= count:
-        raise typer.BadParameter(f"--out {written}: there are {count} arguments, counted from 0")
+        raise typer.BadParameter(f"--output {written}: there are {count} arguments, counted from 0")
     return int(number), Path(path)
 
 

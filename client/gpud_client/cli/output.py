@@ -45,17 +45,21 @@ SocketOption = Annotated[
     typer.Option(
         "--socket",
         metavar="PATH",
-        help="The daemon's socket; by default $GPUD_SOCKET, else the user's own.",
+        help="Where the daemon listens; by default $GPUD_SOCKET, else your own socket.",
         show_default=False,
     ),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="One JSON document instead of a table.", show_default=False)
+    bool, typer.Option("--json", help="Print JSON instead of text.", show_default=False)
 ]
 LimitOption = Annotated[
     int,
     typer.Option(
-        "--limit", "-n", min=0, help="Only the latest N; 0: all that are kept.", metavar="N"
+        "--limit",
+        "-n",
+        min=0,
+        help="Show only the latest N; 0 shows all that are kept.",
+        metavar="N",
     ),
 ]
 

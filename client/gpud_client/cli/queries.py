@@ -115,7 +115,7 @@ def status(
             "--wait",
             metavar="SECONDS",
             min=0,
-            help="How long to wait for a daemon that is starting.",
+            help="Wait this long for a daemon that is starting.",
         ),
     ] = 0,
     socket: SocketOption = None,
@@ -134,12 +134,13 @@ def status(
 
 def ps(
     all_jobs: Annotated[
-        bool, typer.Option("--all", "-a", help="Also jobs that have ended.", show_default=False)
+        bool,
+        typer.Option("--all", "-A", help="Show jobs that have ended, too.", show_default=False),
     ] = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the jobs that wait or run; with --all also those that have ended."""
+    """List the jobs that wait or run, and with --all those that have ended."""
     with connect(socket) as client:
         answer = client.query("jobs")
         if all_jobs:
@@ -155,7 +156,7 @@ def ps(
 def kernels(
     limit: LimitOption = 0, socket: SocketOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the loaded kernels and the form that each was brought into."""
+    """List the kernels that are loaded, and in which form each of them runs."""
     with connect(socket) as client:
         answer = client.query("kernels", limit)
     if as_json:
@@ -177,7 +178,7 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 
 
 def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """Check the daemon and what it depends on; say what to do about problems."""
+    """Check the daemon and what it depends on, and say what to do about problems."""
     with connect(socket) as client:
         answer = client.query("doctor")
     checks = answer.get("checks", [])

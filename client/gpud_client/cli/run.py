@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -40,73 +40,95 @@ class _Held(NamedTuple):
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="CUDA C++ or PTX; - for standard input.")
+        Path, typer.Argument(metavar="FILE", help="CUDA C++ or PTX; - reads the standard input.")
     ],
     kernel: Annotated[
-        str, typer.Argument(metavar="KERNEL", help='Its name; "axpy<float>" for a template.')
+        str,
+        typer.Argument(metavar="KERNEL", help='The kernel to run; "axpy<float>" of a template.'),
     ],
-    grid: Annotated[str, typer.Option("--grid", "-g", help="Blocks: 256 or 16,16,1.")],
-    block: Annotated[str, typer.Option("--block", "-b", help="Threads: 256 or 16,16,1.")],
+    grid: Annotated[
+        str, typer.Option("--grid", "-g", help="How many blocks to run, such as 256 or 16,16,1.")
+    ],
+    block: Annotated[
+        str,
+        typer.Option("--block", "-b", help="How many threads a block has, such as 256 or 16,8,1."),
+    ],
     arg: Annotated[
         list[str] | None,
         typer.Option(
             "--arg",
             "-a",
             metavar="VALUE",
-            help="One for each parameter, in order: 7, f32:2.0, null, zeros:f32:1024, "
-            "ones:f64:8x8, arange:i32:100, random:f32:1024, file:x.npy.",
+            help="The value of the next parameter; give one for each. A number (7, f32:2.0), null, "
+            "or an array (zeros:f32:1024, ones:f64:8x8, arange:i32:100, random:f32:1024, "
+            "file:x.npy).",
         ),
     ] = None,
     out: Annotated[
         list[str] | None,
         typer.Option(
-            "--out", "-o", metavar="N=FILE", help="Save argument N, counted from 0, as .npy."
+            "--output",
+            "-o",
+            metavar="N=FILE",
+            help="Save the array that is argument N, counted from 0, as .npy.",
         ),
     ] = None,
     show: Annotated[
-        int, typer.Option("--show", min=0, help="How many values of each array to print.")
+        int, typer.Option("--show", min=0, help="Print so many values of each array.")
     ] = 8,
     shared: Annotated[
         int, typer.Option("--shared", min=0, help="Dynamic shared memory of a block, in bytes.")
     ] = 0,
     reservation: Annotated[
         str | None,
-        typer.Option("--reservation", metavar="SHARE", help="Run online, with at least this."),
+        typer.Option(
+            "--reservation", metavar="SHARE", help="Run online, with this many SMs or % at least."
+        ),
     ] = None,
     quota: Annotated[
-        str | None, typer.Option("--quota", metavar="SHARE", help="Run offline, with at most this.")
+        str | None,
+        typer.Option(
+            "--quota", metavar="SHARE", help="Run offline, with this many SMs or % at most."
+        ),
     ] = None,
     exclusive: Annotated[
         bool,
-        typer.Option("--exclusive", help="Reserve whole SMs for this job alone."),
+        typer.Option("--exclusive", help="With --reservation: whole SMs that no other job uses."),
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="End the job after this many seconds.")
+        float | None,
+        typer.Option("--timeout", help="End the job when it has run this many seconds."),
     ] = None,
     device: Annotated[
-        int, typer.Option("--device", "-d", min=0, help="Which device, counted from 0.")
+        int, typer.Option("--device", "-d", min=0, help="Run on this device, counted from 0.")
     ] = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="OPTION", help="For NVRTC, such as --option=-DN=4."),
+        typer.Option(
+            "--option",
+            metavar="OPTION",
+            help="Pass this to the CUDA compiler, such as --option=-DN=4.",
+        ),
     ] = None,
     form: Annotated[
-        str | None, typer.Option("--form", help="Force a form: persistent, sliced or whole.")
+        str | None, typer.Option("--form", help="Insist on a form: persistent, sliced or whole.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of random arrays.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Make random arrays from this seed.")
+    ] = 0,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile a kernel, run it once and print what it printed, its arrays and its figures.
+    """Compile a kernel, run it once, and print what it printed, its arrays and its figures.
 
-    Ctrl-C cancels the job.
+    Ctrl-C cancels the job, and prints what it had printed.
     """
     shape = parse_dim(grid, "grid"), parse_dim(block, "block")
     values = [parse_argument(written) for written in arg or ()]
     files = dict(parse_output(written, len(values)) for written in out or ())
     for number in files:
         if not isinstance(values[number], ArraySpec):
-            raise typer.BadParameter(f"--out {number}=...: argument {number} is not an array")
+            raise typer.BadParameter(f"--output {number}=...: argument {number} is not an array")
     if reservation is not None and quota is not None:
         raise typer.BadParameter("give --reservation or --quota, not both")
     if exclusive and reservation is None:
@@ -128,28 +150,33 @@ def run(
     made = [value.make(rng) if isinstance(value, ArraySpec) else value for value in values]
     with gc.connect(socket, name=f"gpuctl run {file.name}") as gpu:
         on = _device(gpu, device)
-        held = [
-            _Held(number, value.written, gpu.array(made[number], device=on))
-            for number, value in enumerate(values)
-            if isinstance(value, ArraySpec)
-        ]
-        given: list[Any] = list(made)
-        for one in held:
-            given[one.number] = one.array
-        function = gpu.kernel(source, kernel, options=tuple(option or ()), form=form, device=on)
-        with _usage_errors():
-            job = function.submit(
-                grid=shape[0],
-                block=shape[1],
-                args=tuple(given),
-                shared=shared,
-                reservation=reservation,
-                quota=quota,
-                timeout=timeout,
-                device=on,
-                exclusive=exclusive,
-            )
-        problem = _watch(job, kernel, quiet=as_json or not sys.stderr.isatty())
+        quiet = as_json or not sys.stderr.isatty()
+        with _steps(quiet=quiet) as show_step:
+            show_step(f"copying arrays to {on.name}")
+            held = [
+                _Held(number, value.written, gpu.array(made[number], device=on))
+                for number, value in enumerate(values)
+                if isinstance(value, ArraySpec)
+            ]
+            given: list[Any] = list(made)
+            for one in held:
+                given[one.number] = one.array
+            show_step(f"compiling {kernel} in {file.name}")
+            function = gpu.kernel(source, kernel, options=tuple(option or ()), form=form, device=on)
+            show_step(f"translating {kernel} for {on.name}")
+            with _usage_errors():
+                job = function.submit(
+                    grid=shape[0],
+                    block=shape[1],
+                    args=tuple(given),
+                    shared=shared,
+                    reservation=reservation,
+                    quota=quota,
+                    timeout=timeout,
+                    device=on,
+                    exclusive=exclusive,
+                )
+        problem, interrupted = _watch(job, kernel, quiet=quiet)
         report = _report(job, function, held, show if problem is None else 0, problem)
         if problem is None:
             for number, path in files.items():
@@ -159,6 +186,8 @@ def run(
         emit(report)
     elif not isinstance(problem, ConnectionLost):  # after which nothing is known of the job
         _print(report, files)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
     if problem is not None:
         typer.echo(f"gpuctl: job {report['job']} {report['state']}: {problem}", err=True)
         raise typer.Exit(FAILED)
@@ -195,12 +224,34 @@ def _usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
-def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
+@contextmanager
+def _steps(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is being done, until the end of the block."""
+    if quiet:
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    spinner = Spinner("dots")
+    with Live(spinner, console=Console(stderr=True), transient=True) as live:
+
+        def show_step(step: str) -> None:
+            spinner.update(text=Text(f"{step} ..."))
+            live.refresh()
+
+        yield show_step
+
+
+def _watch(job: Job, name: str, *, quiet: bool) -> tuple[BaseException | None, bool]:
     """Wait for a job, with a progress bar on a terminal; returns its error.
 
-    Ctrl-C cancels the job, waits until it has ended, and ends the command.
+    Ctrl-C cancels the job and waits until it has ended: the second result is whether that came.
     """
     bar, task = (nullcontext(), None) if quiet else _bar(name)
+    interrupted = False
     try:
         with bar as shown:
             while not concurrent.futures.wait([job], timeout=_LOOK_S).done:
@@ -208,15 +259,15 @@ def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
                     _step(shown, task, job)
             if shown is not None and task is not None and not job.cancelled():
                 _step(shown, task, job)
-        problem: BaseException | None = job.exception()
-    except concurrent.futures.CancelledError as error:
-        return error
     except KeyboardInterrupt:
+        interrupted = True
         job.cancel()
-        concurrent.futures.wait([job], timeout=_END_S)
-        typer.echo(f"gpuctl: job {job.id} was cancelled", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    return problem
+        if not concurrent.futures.wait([job], timeout=_END_S).done:
+            return TimeoutError(f"it has not ended {_END_S:g} s after it was cancelled"), True
+    try:
+        return job.exception(), interrupted
+    except concurrent.futures.CancelledError as error:
+        return error, interrupted
 
 
 def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:

@@ -32,12 +32,12 @@ _ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "preparing": 4, 
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", "-d", min=0.05, help="Seconds between two refreshes.")
+        float, typer.Option("--interval", "-i", min=0.05, help="Refresh every so many seconds.")
     ] = 0.5,
     count: Annotated[
         int,
         typer.Option(
-            "--count", "-n", min=0, help="Stop after this many refreshes; 0: refresh until Ctrl-C."
+            "--count", "-c", min=0, help="Stop after so many refreshes; 0 goes on until Ctrl-C."
         ),
     ] = 0,
     socket: SocketOption = None,

@@ -21,11 +21,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from gpud.errors import Draining, LimitExceeded
 from gpud.wire.messages import AskHistory, Cancel, Compile, Follow, Query, Resize
 from gpud_client.cli import main
 from gpud_client.cli import queries as looking
+from gpud_client.cli.app import app
 from gpud_client.cli.exit_status import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
 from tests.unit.cli.scripted_daemon import ANSWERS, ENDED, RUNNING, Peer, scripted
 from tests.unit.client.fake_daemon import FakeDaemon
@@ -268,7 +270,7 @@ def test_what_others_hold_is_said(
 def test_top_draws_what_others_hold(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     peer.answers["status"] = {**ANSWERS["status"], "others": OTHERS[:2]}
     peer.answers["jobs"] = {"jobs": [], "others": OTHERS[:2]}
-    assert main(["top", "-n", "1"]) == DONE
+    assert main(["top", "-c", "1"]) == DONE
     out = capsys.readouterr().out
     assert "online 1, offline 1 of 8 SMs" in out
     assert "others: 2 SMs, 4 KiB of memory (root, bob)" in out
@@ -290,7 +292,7 @@ def test_ps_says_why_a_job_does_not_run(peer: Peer, capsys: pytest.CaptureFixtur
 
 
 def test_top_looks_so_many_times(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "-n", "3", "--interval", "0.05", "--json"]) == DONE
+    assert main(["top", "-c", "3", "--interval", "0.05", "--json"]) == DONE
     looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(looks) == 3
     for look in looks:
@@ -299,7 +301,7 @@ def test_top_looks_so_many_times(peer: Peer, capsys: pytest.CaptureFixture[str])
 
 
 def test_top_draws_devices_and_jobs(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "-n", "1"]) == DONE
+    assert main(["top", "-c", "1"]) == DONE
     out = capsys.readouterr().out
     assert "online 0, offline 3.5 of 8 SMs" in out
     assert "▓" * 18 in out
@@ -324,7 +326,7 @@ def test_top_fits_the_screen() -> None:
 
 def test_top_says_that_there_is_nothing(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     peer.answers["jobs"] = {"jobs": []}
-    assert main(["top", "-n", "1"]) == DONE
+    assert main(["top", "-c", "1"]) == DONE
     assert "no jobs" in capsys.readouterr().out
 
 
@@ -417,7 +419,7 @@ def test_trace_writes_a_file(
 # -- how commands end ----------------------------------------------------------------------------
 
 EVERY = [
-    *([command] for command in LOOKS), ["top", "-n", "1"], ["resize", "1.1", "--quota", "1"],
+    *([command] for command in LOOKS), ["top", "-c", "1"], ["resize", "1.1", "--quota", "1"],
     ["cancel", "1.1"], ["trace", "-o", "-"], ["events", "--follow"],
 ]  # fmt: skip
 
@@ -451,7 +453,7 @@ def test_without_a_daemon(
         (["history", "-n", "-1"], "Invalid value"),
         (["history", "--since", "yesterday"], "how long ago (30s, 15min, 12h, 7d, 2w)"),
         (["report", "--by", "kernel"], "Invalid value"),
-        (["top", "-n", "1", "--interval", "0"], "Invalid value"),
+        (["top", "-c", "1", "--interval", "0"], "Invalid value"),
         (["status", "more"], "unexpected extra argument"),
     ],
 )
@@ -616,3 +618,26 @@ def test_commands_that_look_load_no_numpy(arguments: list[str], peer: Peer) -> N
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ps", "--help"]])
 def test_help_loads_nothing_of_the_wire(arguments: list[str]) -> None:
     assert modules_loaded_by(arguments) & {"msgpack", "gpud.wire"} == set()
+
+
+def test_a_short_option_has_one_meaning() -> None:
+    """In all commands: ``-n`` must not be rows here and refreshes there."""
+    meanings: dict[str, set[str]] = {}
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        for option in command.params:
+            names = [*option.opts, *option.secondary_opts]
+            for short in (name for name in names if re.fullmatch("-[A-Za-z]", name)):
+                meanings.setdefault(short, set()).add(max(names, key=len))
+    assert len(meanings) > 5
+    assert {short: many for short, many in meanings.items() if len(many) > 1} == {}
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_json_before_the_command_is_json_after_it(
+    peer: Peer, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--json"]) == DONE
+    after = capsys.readouterr().out
+    assert json.loads(after)
+    assert main(["--json", command]) == DONE
+    assert capsys.readouterr().out == after

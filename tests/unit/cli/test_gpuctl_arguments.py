@@ -131,7 +131,7 @@ def test_dimensions_that_are_none(written: str) -> None:
 def test_outputs() -> None:
     assert parse_output("1=y.npy", 2) == (1, Path("y.npy"))
     for written in ("y.npy", "=y", "1=", "x=y", "2=y.npy"):
-        with pytest.raises(typer.BadParameter, match="--out"):
+        with pytest.raises(typer.BadParameter, match="--output"):
             parse_output(written, 2)
 
 
