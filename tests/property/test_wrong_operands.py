@@ -73,6 +73,6 @@ def outcome(text: str) -> str:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_program_reaches_an_assertion(name: str) -> None:
-    source, dice = source_of(name).ptx, random.Random(name)  # noqa: S311
+    source, dice = source_of(name).ptx, random.Random(name)
     found = Counter(outcome(spoilt(source, dice)) for _ in range(TRIES))
     assert found["refused"] > 1  # the changes do reach the checks
