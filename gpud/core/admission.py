@@ -81,7 +81,7 @@ def check_caps(job: JobRecord, user: UserRecord, device: DeviceRecord) -> GpudEr
     """Check what a job, whose sizes are computed, needs against its user's caps."""
     assert device.sms is not None, "sizes are computed for a device of known size"
     need = job.least * job.slice
-    return device.account(user).refuses(need, device.index, device.sms, online=job.online)
+    return device.users.account(user).refuses(need, device.index, device.sms, online=job.online)
 
 
 def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:

@@ -30,12 +30,12 @@ from fractions import Fraction
 from gpud.core import sort_keys
 from gpud.core.capacity import SCALE, amount_of
 from gpud.core.commands import Command, ResizeJob, StartJob
+from gpud.core.device_users import DeviceUsers
 from gpud.core.job import Because, JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
 from gpud.core.service import ServiceRecord
 from gpud.core.settings import Settings
-from gpud.core.user_weights import factors
-from gpud.core.users import Account, UserRecord
+from gpud.core.users import UserRecord
 from gpud.errors import DeviceLost
 from gpud.units import JobId, Partitions, job_name
 
@@ -46,9 +46,6 @@ Entry = tuple[int, int, JobRecord]
 _WAITING, _RUNNING, _PAUSED = JobState.WAITING, JobState.RUNNING, JobState.PAUSED
 _ENDING, _START = JobState.ENDING, JobInput.START
 _WORK = (_WAITING, _RUNNING, _PAUSED)
-
-_FEW_JOBS = 64  # so many are weighed anew, some 0.2 ms, at every change
-_FACTOR_STEPS = 256  # a factor that changes by less than this part is left as it is
 
 
 class JobQueue(list[Entry]):
@@ -82,10 +79,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         growable: jobs that could be given more, by M; within one M those with the least allocation
             relative to their weight first.
         shrinkable: jobs that capacity can be taken from, smallest allocation first.
-        accounts: what each user with jobs, or who had some, has of the device, by user.
-        has_caps: whether any of these has a cap.
-        users_sharing: how many users have offline jobs here.
-        users_changed: the factors of the users (`gpud.core.users`) may have to change.
+        users: the users with jobs here, and their caps.
         service: what the offline jobs received, if the policy counts it; None otherwise.
         rebalance_at_ns: when the policy is to move capacity between offline jobs; None for never.
         rebalancing: that time has been reached.
@@ -126,10 +120,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.waiting = JobQueue()
         self.growable: dict[int, JobQueue] = {}
         self.shrinkable = JobQueue()
-        self.accounts: dict[int, Account] = {}
-        self.has_caps = False
-        self.users_sharing = 0
-        self.users_changed = False
+        self.users = DeviceUsers(now_ns)
         self.service: ServiceRecord | None = None
         if counts_service:
             self.service = ServiceRecord(settings.rebalance_hold_ns, now_ns)
@@ -149,8 +140,6 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._hold_ns = settings.hold_ns if separates_online else 0
         self._separates_online = separates_online
         self._starts = 0
-        self._tag = 0  # of the last job to start of those that waited
-        self._weighed_ns = now_ns
 
     @property
     def what(self) -> str:
@@ -179,77 +168,9 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     # -- users
 
-    def account(self, user: UserRecord) -> Account:
-        """Return a user's account, made at the first call."""
-        account = self.accounts.get(user.number)
-        if account is None:
-            highest = max((one.factor for one in self.accounts.values()), default=1)
-            account = self.accounts[user.number] = Account(user, self.sms or 0, highest)
-            self.has_caps = self.has_caps or account.reserve is not None
-        return account
-
-    def take_tag(self, user: UserRecord) -> int:
-        """Return the tag of a user's offline job that was unblocked."""
-        return 0 if self.service is None else self.account(user).tag(self._tag)
-
-    def is_capped(self, job: JobRecord) -> bool:
-        """Whether its user's cap keeps an offline job from having more, or from its start."""
-        return job.account.is_full((1 if job.started else job.least) * job.slice)
-
-    def first_waiting(self) -> JobRecord | None:
-        """Return the first waiting job, of those which no cap keeps from their start."""
-        if not self.has_caps:
-            return self.waiting[0][2] if self.waiting else None
-        return next((entry[2] for entry in self.waiting if not self.is_capped(entry[2])), None)
-
-    def first_waiting_online(self) -> JobRecord | None:
-        """Return the first waiting online job, of those which no cap keeps from their start."""
-        if not self.has_caps:
-            return self.waiting_online[0][2] if self.waiting_online else None
-        jobs = (entry[2] for entry in self.waiting_online)
-        return next((job for job in jobs if job.account.admits(job.least * job.slice)), None)
-
-    def change_user(self, user: UserRecord) -> None:
-        """Apply what is said of a user."""
-        if user.number in self.accounts:
-            self.accounts[user.number].set_caps(user, self.sms or 0)
-            self.has_caps = any(one.reserve is not None for one in self.accounts.values())
-            self.users_changed = self.dirty = True
-
-    def weigh_users(self) -> None:
-        """Give jobs the weights that make shares fair by user first; see `gpud.core.users`.
-
-        With many jobs it is done at most once in a hold.
-        """
-        self.users_changed = False
-        if self.service is None or self.users_sharing < 2:
-            return
-        jobs = [
-            job
-            for job in self.jobs.values()
-            if not job.online and job.state is not _ENDING and not job.exhausted
-        ]
-        due_ns = self._weighed_ns + self.rebalance_hold_ns
-        if len(jobs) > _FEW_JOBS and self.now_ns < due_ns:
-            self.users_changed = True
-            if self.rebalance_at_ns is None:
-                self.rebalance_at_ns = due_ns
-            return
-        self._weighed_ns = self.now_ns
-        changed = False
-        for number, factor in factors(self.capacity, jobs).items():
-            account = self.accounts[number]
-            if abs(factor - account.factor) * _FACTOR_STEPS > account.factor:
-                account.factor = factor
-                changed = True
-        if not changed:
-            return
-        self.service.advance(self.now_ns)
-        for job in self.jobs.values():
-            weight = job.submission.weight * job.account.factor
-            if not job.online and job.weight != weight:
-                self.service.reweigh(job, weight)
-                self._update_queues(job)
+    def tag_for(self, user: UserRecord) -> int:
+        """Return the tag of a user's offline job that was unblocked; 0 if users take no turns."""
+        return 0 if self.service is None else self.users.take_tag(user)
 
     # -- called by policies
 
@@ -270,7 +191,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         job.step(_START, self.now_ns)
         job.started_ns = job.changed_ns = self.now_ns
         job.kept_until_ns = self.now_ns + self.turn_ns
-        self._tag = max(self._tag, job.tag)
+        self.users.note_start(job)
         job.note_change(slices, self.now_ns, Because.FREE, None)
         job.begin(slices)
         self.starting.append(job)
@@ -298,13 +219,13 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
     def add(self, job: JobRecord, user: UserRecord) -> None:
         """Add a job that waits for capacity."""
         self.jobs[job.id] = job
-        job.account = account = self.account(user)
+        job.account = account = self.users.account(user)
         # It has no allocation yet: this is all of `update` that is needed.
         self.dirty = True
         if not job.online:
             job.works = True
             self.working += 1
-            self._count_offline(account, 1)
+            self.users.count_offline(account, 1)
         job.changed_ns = self.now_ns
         if self.service is not None and not job.online:
             job.weight = job.submission.weight * account.factor
@@ -312,7 +233,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             self.service.join(job, self.sharing)
             if not job.whole:
                 self.service.admit(job)
-        self._update_queues(job)
+        self.update_queues(job)
 
     def remove(self, job: JobRecord) -> None:
         """Remove a job whose state is already one of ended jobs."""
@@ -326,7 +247,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         """Accounts for a started job whose state has become `JobState.ENDING`."""
         self.resized.pop(job.id, None)
         job.mark_ending()
-        self.users_changed = True
+        self.users.changed = True
         self.update(job)
 
     def requeue(self, job: JobRecord) -> None:
@@ -341,13 +262,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     def _count_gone(self, job: JobRecord) -> None:
         if not job.online:
-            self._count_offline(job.account, -1)
-
-    def _count_offline(self, account: Account, change: int) -> None:
-        before = account.offline_jobs
-        account.offline_jobs += change
-        self.users_sharing += (account.offline_jobs > 0) - (before > 0)
-        self.users_changed = True
+            self.users.count_offline(job.account, -1)
 
     def update(self, job: JobRecord) -> None:
         """Update sums and queues after a job has changed."""
@@ -405,7 +320,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             )
             if hungry or job.hunger is not None:
                 self.service.recount(job, hungry, self.capacity, self.now_ns)
-        self._update_queues(job)
+        self.update_queues(job)
 
     def sharing(self) -> list[JobRecord]:
         """Return the running jobs that capacity can be taken from, and that can still use it."""
@@ -420,7 +335,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             if lead != job.lead:
                 job.lead = lead
                 if job.slices:  # without any, it is not filed by its lead
-                    self._update_queues(job)
+                    self.update_queues(job)
 
     def expire_holds(self, now_ns: int) -> None:
         """Make the capacity of expired holds available to offline jobs."""
@@ -435,8 +350,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.floor_sms = floor_sms
         self.floor = amount_of(floor_sms)
         self.partitions = partitions
-        for account in self.accounts.values():
-            account.set_caps(account.user, sms)
+        self.users.set_sms(sms)
         self.dirty = True
 
     def mark_lost(self) -> None:
@@ -500,7 +414,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             entries.append((self.shrinkable, (*sort_keys.size_key(job), job)))
         return entries
 
-    def _update_queues(self, job: JobRecord) -> None:
+    def update_queues(self, job: JobRecord) -> None:
+        """File a job anew, after its keys have changed."""
         for queue, entry in job.entries:
             del queue[bisect_left(queue, entry)]
         job.entries = self.queue_entries(job)

@@ -93,7 +93,7 @@ class JobTable:
         job.order = self._turns
         device = self._devices[job.device]
         if not job.online:
-            job.tag = device.take_tag(self.sessions[job.session].user)
+            job.tag = device.tag_for(self.sessions[job.session].user)
         if job.prepared_generation == device.host_generation:
             self.ready(job, device)
             return
@@ -179,7 +179,8 @@ class JobTable:
             if session.user.number == user.number:
                 session.user = user
         for device in self._devices.values():
-            device.change_user(user)
+            device.users.change(user)
+            device.dirty = True
 
     def close_session(self, session: SessionId) -> None:
         """End the jobs of a disconnected client; its session closes when the last has ended."""

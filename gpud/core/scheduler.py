@@ -48,6 +48,7 @@ from gpud.core.settings import Settings
 from gpud.core.timers import Due, Timer, Timers
 from gpud.core.users import UserRecord
 from gpud.core.validate import validate
+from gpud.core.weighing import weigh_users
 from gpud.errors import (
     Draining,
     GpudError,
@@ -224,7 +225,7 @@ class Scheduler:
             if error is None and job.started:
                 with device.changing(Because.OWNER):
                     error = self.policy.resize(device, job)
-            device.users_changed = True
+            device.users.changed = True
         if error is not None:
             job.reservation, job.quota, job.least, job.most, job.quota_slices = before
         device.dirty = True
@@ -244,7 +245,7 @@ class Scheduler:
         if job.blocks_left(event.epoch, event.held, exhausted=event.exhausted):
             device = self.devices[job.device]
             device.now_ns = self.now_ns
-            device.users_changed = device.users_changed or event.exhausted
+            device.users.changed = device.users.changed or event.exhausted
             device.update(job)
 
     def _job_ended(self, event: ev.JobEnded) -> None:
@@ -274,8 +275,8 @@ class Scheduler:
             device.resized.clear()
             return
         planned_ns = device.rebalance_at_ns
-        if device.users_changed:
-            device.weigh_users()
+        if device.users.changed:
+            weigh_users(device)
         self.policy.rebalance(device)
         device.dirty = False  # set by the policy's own changes
         if device.rebalance_at_ns is not None and device.rebalance_at_ns != planned_ns:

@@ -101,7 +101,7 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
 
 
 def _accounts(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
-    for account in device.accounts.values():
+    for account in device.users.accounts.values():
         own = [job for job in jobs if job.account is account]
         sums = {
             "allocated": sum(job.alloc for job in own),
@@ -113,8 +113,8 @@ def _accounts(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
             if getattr(account, name) != total:
                 has = getattr(account, name)
                 yield f"sums: user {account.user.name} has {name} {has}, it is {total}"
-    if device.users_sharing != sum(one.offline_jobs > 0 for one in device.accounts.values()):
-        yield f"sums: {device.what} counts {device.users_sharing} users with offline jobs"
+    if device.users.sharing != sum(one.offline_jobs > 0 for one in device.users.accounts.values()):
+        yield f"sums: {device.what} counts {device.users.sharing} users with offline jobs"
 
 
 def _service(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:

@@ -360,8 +360,8 @@ def no_factors(capacity: int, jobs: Any) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("what", "put", "expected"),
     [
-        ("gpud.core.device.factors", no_factors, "shares"),
-        ("gpud.core.policies.arrival._groups", lambda candidates: (), "capped"),
+        ("gpud.core.weighing.factors", no_factors, "shares"),
+        ("gpud.core.policies.caps.groups", lambda candidates: (), "capped"),
         ("gpud.core.users.Account.is_full", lambda self, need: need < 0, "capped"),
         ("gpud.core.users.Account.is_full", lambda self, need: True, "idle"),
     ],
@@ -371,7 +371,7 @@ def test_a_planted_fault_of_users_is_caught(
 ) -> None:
     if expected == "capped":
         monkeypatch.setattr(Arrival, "keep_caps", lambda self, device: None)
-        monkeypatch.setattr("gpud.core.policies.arrival._groups", lambda candidates: ())
+        monkeypatch.setattr("gpud.core.policies.caps.groups", lambda candidates: ())
     monkeypatch.setattr(what, put)
     hold = None if expected == "shares" else 2
     with pytest.raises(Unfair) as caught:

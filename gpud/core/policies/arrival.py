@@ -40,7 +40,7 @@ from typing import ClassVar
 from gpud.core.capacity import to_fraction
 from gpud.core.device import DeviceRecord, JobQueue
 from gpud.core.job import Because, JobRecord
-from gpud.core.policies import victims
+from gpud.core.policies import caps, victims
 from gpud.core.policies.fair_share import Candidate, fill_within
 from gpud.core.policies.resizing import Resizing
 from gpud.core.sort_keys import level_key
@@ -76,9 +76,9 @@ class Arrival(Resizing):
 
     def rebalance(self, device: DeviceRecord) -> None:
         """As `gpud.core.policy.Policy.rebalance`."""
-        if device.has_caps:
+        if device.users.has_caps:
             self.keep_caps(device)
-        while (job := device.first_waiting_online()) is not None:
+        while (job := caps.first_waiting_online(device)) is not None:
             need = job.least * job.slice
             if not device.can_partition(job):
                 break
@@ -87,14 +87,14 @@ class Arrival(Resizing):
             if not has_room:
                 break
             device.start(job, job.least)
-            if device.has_caps:
+            if device.users.has_caps:
                 self.keep_caps(device)
         while self.distribute(device):
             pass
 
     def keep_caps(self, device: DeviceRecord) -> None:
         """Shrink offline jobs of users who have more than they may hold together."""
-        for account in device.accounts.values():
+        for account in device.users.accounts.values():
             if account.hold is None or account.allocated <= account.hold:
                 continue
             own = [entry for entry in device.shrinkable if entry[2].account is account]
@@ -134,7 +134,7 @@ class Arrival(Resizing):
     def distribute(self, device: DeviceRecord) -> bool:
         """Shares free capacity among offline jobs; whether another round could give more."""
         waiting = device.waiting
-        first = device.first_waiting()
+        first = caps.first_waiting(device)
         if first is not None and first.whole:
             self._start_whole(device)
         free = device.physically_free
@@ -146,18 +146,18 @@ class Arrival(Resizing):
         candidates = _waiting(device, free)
         behind = len(candidates) < len(waiting)
         for queue in growable:
-            if device.has_caps:
-                candidates += [entry[2] for entry in queue if not device.is_capped(entry[2])]
+            if device.users.has_caps:
+                candidates += [entry[2] for entry in queue if not device.users.is_capped(entry[2])]
             else:
                 candidates += self.first(queue, free // queue[0][2].slice)
-        if device.has_caps:
-            candidates = _without_kept(device, candidates)
-        if len(candidates) == 1 and not device.has_caps:
+        if device.users.has_caps:
+            candidates = caps.without_kept(device, candidates)
+        if len(candidates) == 1 and not device.users.has_caps:
             only = candidates[0]
             _grow_or_start(device, only, min(_room(only), free // only.slice))
         elif candidates:
             rows = self.rank(device, candidates)
-            groups = _groups(candidates) if device.has_caps else ()
+            groups = caps.groups(candidates) if device.users.has_caps else ()
             for job, slices in zip(candidates, fill_within(free, rows, groups), strict=True):
                 _grow_or_start(device, job, slices)
         return behind and bool(candidates) and device.physically_free > 0
@@ -175,8 +175,8 @@ class Arrival(Resizing):
         ]
 
     def _start_whole(self, device: DeviceRecord) -> None:
-        while (job := device.first_waiting()) is not None:
-            if not job.whole or device.first_waiting_online() is not None:
+        while (job := caps.first_waiting(device)) is not None:
+            if not job.whole or caps.first_waiting_online(device) is not None:
                 return
             if job.least * job.slice > device.physically_free:
                 return
@@ -185,13 +185,15 @@ class Arrival(Resizing):
     def is_kept(self, device: DeviceRecord, free: int) -> bool:
         """Whether free capacity is kept for the offline job that has waited longest without any."""
         first: JobRecord | None = None
-        waits = device.first_waiting()
-        if waits is not None and not (waits.whole and device.first_waiting_online() is not None):
+        waits = caps.first_waiting(device)
+        if waits is not None and not (
+            waits.whole and caps.first_waiting_online(device) is not None
+        ):
             first = waits
         for queue in device.growable.values():
             if queue and not queue[0][2].slices:
                 paused = queue[0][2]
-                if device.has_caps and device.is_capped(paused):
+                if device.users.has_caps and device.users.is_capped(paused):
                     continue
                 if first is None or paused.order < first.order:
                     first = paused
@@ -199,41 +201,6 @@ class Arrival(Resizing):
             return False
         needed = (1 if first.started else first.least) * first.slice
         return free < needed <= free + device.pending_release
-
-
-def _without_kept(device: DeviceRecord, candidates: list[JobRecord]) -> list[JobRecord]:
-    """Leave out jobs for whose user's other job the room under a cap is kept, as by rule 4."""
-    heads: dict[int, JobRecord] = {}
-    if device.reserved_for is not None:
-        taker, slices = device.reserved_for
-        if taker.slices < min(slices, taker.most):
-            heads[taker.account.user.number] = taker
-    paused = (queue[0][2] for queue in device.growable.values() if queue)
-    waiting = (entry[2] for entry in device.waiting)
-    for job in (*paused, *waiting):
-        if not job.slices:
-            heads.setdefault(job.account.user.number, job)
-    kept = set()
-    for number, job in heads.items():
-        account = job.account
-        if account.hold is None:
-            continue
-        room = account.hold - account.charged
-        need = (1 if job.started else job.least) * job.slice
-        if room < need <= room + account.charged - account.allocated:
-            kept.add(number)
-    return [job for job in candidates if job.account.user.number not in kept]
-
-
-def _groups(candidates: list[JobRecord]) -> list[tuple[list[int], int]]:
-    """Return the candidates of each user with a cap, and what they may get together."""
-    groups: dict[int, tuple[list[int], int]] = {}
-    for index, job in enumerate(candidates):
-        account = job.account
-        if account.hold is not None:
-            group = groups.setdefault(account.user.number, ([], account.hold - account.charged))
-            group[0].append(index)
-    return list(groups.values())
 
 
 def _room(job: JobRecord) -> int:
@@ -252,7 +219,7 @@ def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
     """Return the first waiting jobs, up to one of which no slice fits or that is in form whole."""
     first = []
     for _, _, job in device.waiting:
-        if device.has_caps and device.is_capped(job):
+        if device.users.has_caps and device.users.is_capped(job):
             continue
         free -= job.slice
         if free < 0 or job.whole:

@@ -49,7 +49,7 @@ class Others:
             sums[key] = [a + b for a, b in zip(sums.get(key, (0, 0, 0)), amounts, strict=True)]
 
         for index, device in self._scheduler.devices.items():
-            for number, account in device.accounts.items():
+            for number, account in device.users.accounts.items():
                 add(index, number, (account.allocated, account.online, 0))
         for use in self._arenas.usage():
             add(use.device, use.user, (0, 0, use.used_bytes))
