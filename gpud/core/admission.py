@@ -80,8 +80,11 @@ def check_submission(
 def check_caps(job: JobRecord, user: UserRecord, device: DeviceRecord) -> GpudError | None:
     """Check what a job, whose sizes are computed, needs against its user's caps."""
     assert device.sms is not None, "sizes are computed for a device of known size"
+    account = device.users.account(user)
+    if account.reserve is None:  # there is one whenever there is any cap
+        return None
     need = job.least * job.slice
-    return device.users.account(user).refuses(need, device.index, device.sms, online=job.online)
+    return account.refuses(need, device.index, device.sms, online=job.online)
 
 
 def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:

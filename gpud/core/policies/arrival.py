@@ -78,12 +78,14 @@ class Arrival(Resizing):
         """As `gpud.core.policy.Policy.rebalance`."""
         if device.users.has_caps:
             self.keep_caps(device)
-        while (job := caps.first_waiting_online(device)) is not None:
+        while device.waiting_online and (job := caps.first_waiting_online(device)) is not None:
             need = job.least * job.slice
             if not device.can_partition(job):
                 break
-            with device.changing(Because.ONLINE, job):
-                has_room = self.make_room(device, need)
+            # Not `DeviceRecord.changing`: this is on the path of every decision.
+            device.because, device.because_of = Because.ONLINE, job.id
+            has_room = self.make_room(device, need)
+            device.because, device.because_of = Because.FREE, None
             if not has_room:
                 break
             device.start(job, job.least)
@@ -134,8 +136,7 @@ class Arrival(Resizing):
     def distribute(self, device: DeviceRecord) -> bool:
         """Shares free capacity among offline jobs; whether another round could give more."""
         waiting = device.waiting
-        first = caps.first_waiting(device)
-        if first is not None and first.whole:
+        if waiting and (first := caps.first_waiting(device)) is not None and first.whole:
             self._start_whole(device)
         free = device.physically_free
         if free <= 0:
