@@ -16,9 +16,11 @@ reset before the batch, outside of the timed span. The sides:
 ``checked``       the same with bounds checks
 ``news``         ``rewritten`` over release path ``news``: orders in host memory are read only when
                  a number in device memory has changed
+``split``        ``rewritten`` with the largest part of an SM's memory as shared memory, which gpud has
+                 only kernels ask for that use some: what that would cost the others
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them
-``own cache``    the same, with the driver's default split into cache and shared memory
+``own cache``    the same, with the driver's default split into cache and shared memory for all
 ``no bus``       ``own words`` with the status records in device memory as well and no polls of host
                  memory: nothing crosses the bus, so the rest of the cost is that of the loop
 ``singly``       ``rewritten`` with claims of one task block, where gpud would claim several
@@ -50,7 +52,7 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
 from gpud.device.claim_size import choose_claims
 
-SIDES = ("rewritten", "checked", "news", "own words", "own cache", "no bus", "singly")
+SIDES = ("rewritten", "checked", "news", "split", "own words", "own cache", "no bus", "singly")
 FIRST = (
     "triad", "softmax", "scan", "stencil_3d", "polynomial", "early_exit", "copy",
     "matmul_tiled_pair",
@@ -179,6 +181,7 @@ def measure(
         "rewritten": form(kernel),
         "checked": form(loaded(cuda, program, bounds_checks=True)),
         "news": form(loaded(cuda, program, news=True)),
+        "split": form(loaded(cuda, program, most_shared=True)),
         "own words": form(loaded(cuda, program, own_words=True), own_words=True),
         "own cache": form(loaded(cuda, program, own_words=True, own_cache=True), own_words=True),
         "no bus": Persistent(
