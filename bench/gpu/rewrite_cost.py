@@ -16,8 +16,8 @@ reset before the batch, outside of the timed span. The sides:
 ``checked``       the same with bounds checks
 ``news``         ``rewritten`` over release path ``news``: orders in host memory are read only when
                  a number in device memory has changed
-``split``        ``rewritten`` with the largest part of an SM's memory as shared memory, which gpud has
-                 only kernels ask for that use some: what that would cost the others
+``split``        ``rewritten`` with the largest part of an SM's memory as shared memory, which gpud
+                 has only kernels ask for that use some: what it would cost the others
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them
 ``own cache``    the same, with the driver's default split into cache and shared memory for all
