@@ -306,3 +306,56 @@ def _volatile_make(rng: Rng) -> Args:
 @CASES.cuda("volatile_warp", VOLATILE_WARP, 8, 128, _volatile_make, "ld.volatile bar.warp.sync")
 def _volatile_expect(args: Args) -> dict[int | str, Any]:
     return {1: args[0].sum(axis=2)}
+
+
+# -- 64-bit shared addresses of which only the low 32 bits count --------------------------------
+
+WRAPPED = r"""
+extern "C" __global__ void wrapped_shared(const int* in, int* out, unsigned far, unsigned* runs) {
+    GPUD_COUNT(runs);
+    __shared__ int s[160];
+    int t = threadIdx.x;
+    unsigned u = t & 31;
+    for (int k = t; k < 160; k += 64) s[k] = in[k];
+    __syncthreads();
+    int v = (s + 33)[~u];
+    unsigned back = in[t & 7] & 15;
+    v += 3 * (s + 100)[-back - 1u];
+    __syncthreads();
+    if (t & 1) atomicAdd(&(s + 130)[~(u / 8)], v);
+    __syncthreads();
+    int last = s[128 - (t & 3)] + (s + far)[-far + t];
+    __syncthreads();
+    if (t < 32 && in[t] & 2) (s + 160)[~u] = last;
+    __syncthreads();
+    out[blockIdx.x * blockDim.x + t] = v + last + s[159 - u];
+}
+"""
+
+
+def _wrapped_make(rng: Rng) -> Args:
+    return [_integers(rng, 160), np.zeros((5, 64), np.int32), np.uint32(40)]
+
+
+# Without bounds checks an address is one of the process: the unmodified form has none.
+@CASES.cuda(
+    "wrapped_shared",
+    WRAPPED,
+    5,
+    64,
+    _wrapped_make,
+    "ld.shared st.shared atom.shared shared.wrapped",
+    forms="persistent sliced",
+)
+def _wrapped_expect(args: Args) -> dict[int | str, Any]:
+    s = args[0].astype(np.int64)
+    t = np.arange(64)
+    u = t & 31
+    v = s[32 - u] + 3 * s[99 - (args[0][t & 7] & 15)]
+    odd = t[t & 1 == 1]
+    np.add.at(s, 129 - u[odd] // 8, v[odd])
+    last = s[128 - (t & 3)] + s[t]
+    for one in range(32):
+        if args[0][one] & 2:
+            s[159 - one] = last[one]
+    return {1: np.tile(v + last + s[159 - u], (5, 1)).astype(np.int32)}

@@ -10,7 +10,8 @@ the register as ``f32``/``f64``, otherwise an integer of the register's width: s
 declares floating-point registers as ``.b32``, so the declaration alone is not enough.
 
 State spaces: generic, global, const, param and local addresses are host addresses. A shared address
-is an offset from the block's shared memory, so that 32-bit shared addresses work.
+is an offset from the block's shared memory, of 32 bits: of a 64-bit register only the low half
+counts, as on a GPU. NVRTC relies on that, for example for ``s[~u]``.
 
 Source: PTX ISA 9.0, chapters 5 and 9.4 (operand sizes exceeding the instruction's).
 """
@@ -24,7 +25,7 @@ from typing import Protocol
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.ir.emitter import Emitter
 
-__all__ = ["LLVM_TYPE", "Addresses", "Thread", "width", "zero"]
+__all__ = ["LLVM_TYPE", "SHARED_MASK", "Addresses", "Thread", "width", "zero"]
 
 LLVM_TYPE: Mapping[str, str] = {
     "pred": "i1",
@@ -40,6 +41,9 @@ LLVM_TYPE: Mapping[str, str] = {
     "e5m2x2": "i16",
 }
 """LLVM type of a value of a PTX type in lowerings."""
+
+SHARED_MASK = 0xFFFFFFFF
+"""The bits of a shared address that count."""
 
 _WIDTH = {"i1": 1, "half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
 
@@ -110,6 +114,10 @@ class Thread:
         """Float registers that may hold a NaN other than the GPU's canonical one."""
         self.exact = True
         """Whether values read now must have the bits that a GPU would produce."""
+        self.wraps_shared = False
+        """Whether 64-bit shared addresses may have more than 32 bits here. It is false where they
+        were tested to lie in the block's shared memory as they are: LLVM vectorises these better.
+        """
         self._slots: dict[str, str] = {}
 
     # -- registers
@@ -237,6 +245,10 @@ class Thread:
                 return pointer
         number = "0" if base is None else self.read(base, "u64")
         if space.startswith("shared"):
+            if self.wraps_shared and self.is_wide(base):
+                if offset:
+                    number = self.emitter.value(f"add i64 {number}, {offset}")
+                number, offset = self.emitter.value(f"and i64 {number}, {SHARED_MASK}"), 0
             pointer = self.emitter.value(
                 f"getelementptr i8, ptr {self.addresses.shared_base()}, i64 {number}"
             )
@@ -245,6 +257,10 @@ class Thread:
         if offset:
             pointer = self.emitter.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         return pointer
+
+    def is_wide(self, base: ptx.Operand | None) -> bool:
+        """Return whether ``base`` is a register of 64 bits."""
+        return isinstance(base, ptx.Register) and self.storage[base.name] in ("i64", "ptr")
 
     # -- the carry flag of add.cc, addc, sub.cc, subc, mad.cc, madc
 

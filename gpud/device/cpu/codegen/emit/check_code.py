@@ -29,6 +29,7 @@ from gpud.device.cpu.codegen.preparation.check_instruction import (
 )
 from gpud.device.cpu.codegen.preparation.provenance import MAX_ORIGINS
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.ir.thread import SHARED_MASK
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.kernel_context import KernelContext
@@ -183,6 +184,8 @@ def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str
     used = code.places.used if operands.space in ("generic", "local", "param") else "0"
     for member in operands.members:
         mine = emitter.value(f"add i64 {address}, {member.low - operands.low}")
+        if operands.space == "shared" and code.is_wide(operands.base):
+            mine = emitter.value(f"and i64 {mine}, {SHARED_MASK}")
         arguments = (
             f"i32 {code.places.thread}",
             f"i64 {mine}",

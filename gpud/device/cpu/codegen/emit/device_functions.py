@@ -172,6 +172,7 @@ class _Writer:
         if kernel.program.frame_sizes:
             places.used = "%used"
         code = ThreadCode(emitter, storage, places, kernel.program)
+        code.wraps_shared = kernel.arena is not None
         code.noncanonical = noncanonical_registers(function.body or (), storage)
         code.arena = kernel.arena
         code.heap = kernel.heap

@@ -129,6 +129,7 @@ class KernelContext:
         )
         code.noncanonical = self.noncanonical
         code.arena = self.arena
+        code.wraps_shared = self.arena is not None
         code.heap = self.heap
         code.fail = fail
         return code

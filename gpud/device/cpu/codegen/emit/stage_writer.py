@@ -71,6 +71,7 @@ class StageWriter:
 
     def write(self) -> None:
         """Emit the stage; it starts in the currently open LLVM block."""
+        self.code.wraps_shared = self.kernel.arena is not None
         blocks = [self.lockstep.flow.blocks[n] for s in self.stage.segments for n in s.blocks]
         everything = [p.instruction for b in blocks for p in b.places]
         for number, ins in enumerate(everything):
@@ -199,6 +200,7 @@ class StageWriter:
     ) -> None:
         """Emit the loop; ``agree`` is the counter of threads that take the branch."""
         emitter = self.emitter
+        self.code.wraps_shared = self._wraps_shared(blocks, optimize=optimize)
         if agree is not None:
             emitter.do(f"store i32 0, ptr {agree}")
         numbers = [b.index for b in blocks]
@@ -255,6 +257,15 @@ class StageWriter:
                 emitter.do(
                     f"store {type_} {value}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
                 )
+
+    def _wraps_shared(self, blocks: list[Block], *, optimize: bool) -> bool:
+        """Return whether shared addresses in the loop may have passed their checks by wrapping."""
+        if self.kernel.arena is None:
+            return False
+        checks = (p.instruction for b in blocks for p in b.places if is_bounds_check(p.instruction))
+        return not optimize or any(
+            decode_check(ins).space == "shared" for ins in checks if id(ins) in self._inline
+        )
 
     def spill_slot(self, name: str) -> str:
         """Return a ``ptr`` to where the current thread spills a register between stages."""
