@@ -146,6 +146,7 @@ _SECTIONS = {
         Benchmark("bounds_checks", "python bench/bench_bounds_checks.py", rows.bounds_checks),
         Benchmark("ptxas_table", "python bench/bench_ptxas_table.py", rows.ptxas),
         Benchmark("rewrite_speed", "python bench/bench_rewrite_speed.py", rows.rewrite_speed),
+        Benchmark("compile_time", "python bench/bench_compile_time.py", rows.compile_time),
         Benchmark("pocl", "python bench/bench_pocl.py", rows.pocl),
     ),
     "Faults": (

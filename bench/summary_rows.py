@@ -86,6 +86,22 @@ def rewrite_speed(result: Result) -> Iterator[Row]:
         )
 
 
+def compile_time(result: Result) -> Iterator[Row]:
+    for family in dict.fromkeys(row["family"] for row in result["growth"]):
+        rows = [row for row in result["growth"] if row["family"] == family]
+        lines = ", ".join(f"{row['ir_lines']:,}" for row in rows)
+        counts = ", ".join(str(row["k"]) for row in rows)
+        yield f"lines of LLVM IR for {counts} {family}", lines
+    old = [row for row in result["suite"] if "before" in row]
+    slowest = sorted(old, key=lambda row: -row["before"]["total_s"])[:20]
+    if slowest:
+        ratios = [row["total_s"] / row["before"]["total_s"] for row in slowest]
+        yield (
+            "compile time of the 20 kernels of the suite that were slowest before, by before",
+            f"median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}",
+        )
+
+
 def pocl(result: Result) -> Iterator[Row]:
     for math_, mean in result["geometric_means"].items():
         # An empty launch is measured too, but is no kernel that computes something.
