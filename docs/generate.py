@@ -17,6 +17,7 @@ from docs.generate_lifecycles import lifecycles_page
 from docs.generate_protocol import host_protocol_page, protocol_page
 from docs.generate_tables import control_words_page, forms_page, ptx_page
 from gpud.errors import REJECTIONS, GpudError, error_classes
+from gpud.telemetry.metrics import METRICS
 
 DOCS = Path(__file__).parent
 
@@ -81,6 +82,31 @@ def _section(cls: type[GpudError]) -> str:
     return "\n".join(lines)
 
 
+METRICS_HEAD = """\
+# Metrics
+
+<!-- Written by docs/generate.py from gpud/telemetry/metrics.py: change that. -->
+
+What the daemon tells Prometheus, in the OpenMetrics format, where the settings `metrics_socket` or
+`metrics_port` say so: see [Watch it with Prometheus](../howto/watch-with-prometheus.md).
+OpenMetrics adds `_total` to counters, `_info` to information, and `_bucket`, `_count` and `_sum` to
+histograms. Times are seconds, sizes bytes. Those that begin with `gpud_gpu` come from NVML, for
+GPUs alone.
+
+| name | kind | labels | meaning |
+| --- | --- | --- | --- |
+"""
+
+
+def metrics_page() -> str:
+    """Return the reference page of the metrics."""
+    rows = (
+        f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.meaning} |\n"
+        for one in METRICS
+    )
+    return METRICS_HEAD + "".join(rows)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/client.md": client_page,
     "reference/compiler.md": compiler_page,
@@ -92,6 +118,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/gpud.md": gpud_page,
     "reference/host-protocol.md": host_protocol_page,
     "reference/lifecycles.md": lifecycles_page,
+    "reference/metrics.md": metrics_page,
     "reference/protocol.md": protocol_page,
     "reference/ptx-support.md": ptx_page,
     "reference/reason-codes.md": forms_page,

@@ -265,6 +265,18 @@ class Config:
         None,
         "file to which every scheduler event is written, for `gpud replay`; by default none",
     )
+    metrics_socket: Path | None = _setting(
+        types.location(),
+        None,
+        "Unix socket on which metrics are served over HTTP for Prometheus, readable by the "
+        "daemon's user alone; by default none",
+    )
+    metrics_port: int = _setting(
+        types.integer(0, 65535),
+        "0",
+        "port of the loopback interface on which they are served to every user of the machine; 0: "
+        "none",
+    )
     cache_dir: Path | None = _setting(
         types.location(), None, "the folder of compiled programs; by default $XDG_CACHE_HOME/gpud"
     )

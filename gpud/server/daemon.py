@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from gpud.config import Config
 from gpud.core import events as ev
@@ -33,6 +34,7 @@ from gpud.server.handlers.job_rows import JobRows
 from gpud.server.handlers.jobs import JobRequests
 from gpud.server.handlers.memory import MemoryRequests
 from gpud.server.handlers.message_table import message_table
+from gpud.server.handlers.metrics import metrics_text
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
 from gpud.server.handlers.submission import Submission
@@ -44,6 +46,7 @@ from gpud.server.hosts.interface import HOST_COMMAND, Connect
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors, systemd
 from gpud.server.ipc.listener import Listener, adopt, listen
+from gpud.server.ipc.metrics_endpoint import MetricsEndpoint
 from gpud.server.ipc.stream import Outbox
 from gpud.server.state.access import Peer, peer_of
 from gpud.server.state.event_log import EventLog
@@ -95,6 +98,7 @@ class Daemon:
         self._poll_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Listener] = []
         self._event_log: EventLog | None = None
+        self._metrics: list[MetricsEndpoint] = []
         self.devices = Devices()
         # From `start` on:
         self.state: SharedState
@@ -150,6 +154,7 @@ class Daemon:
                     )
             copied = {d.index: d.memory for d in self.devices if d.memory is not None}
             self.state.arenas.set_up(settings.memory_limits(self.config, self.devices), copied)
+            await self._serve_metrics()
         except BaseException:
             await self._close()
             raise
@@ -161,6 +166,15 @@ class Daemon:
         names = ", ".join(d.info.name for d in self.devices if d.info is not None)
         _LOG.info("serving %s on %s", names, self.address)
         systemd.notify(f"READY=1\nSTATUS=serving {names}\nMAINPID={os.getpid()}")
+
+    async def _serve_metrics(self) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        for where in (config.metrics_socket, config.metrics_port or None):
+            if where is not None:
+                await self._metrics_text()  # finds out now what is missing
+                endpoint = MetricsEndpoint(where, self._metrics_text, loop)
+                self._metrics.append(endpoint)
+                _LOG.info("serving metrics at %s", endpoint.address)
 
     def _listen(self) -> list[Listener]:
         activated = systemd.activated()
@@ -200,12 +214,14 @@ class Daemon:
         )
         device_rows = DeviceRows(devices, state.jobs, state.arenas, monitors, rules.floor)
         doctor = Doctor(config, loop, devices, device_rows, compiler, runner)
+        queries = Queries(state, devices, runner, job_rows, device_rows, doctor, answers, others)
+        self._metrics_text = partial(metrics_text, queries, state.history.totals)
         handlers = message_table(
             Submission(devices, state.jobs, runner),
             programs,
             MemoryRequests(state.arenas, devices),
             JobRequests(state.jobs, state.history, runner, job_rows, answers),
-            Queries(state, devices, runner, job_rows, device_rows, doctor, answers, others),
+            queries,
             followers,
             HistoryRequests(state.history, answers),
         )
@@ -354,6 +370,7 @@ class Daemon:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.connections.all_ended.wait(), _GOODBYE_S)
             self.connections.abort()
+            await asyncio.gather(*(endpoint.close() for endpoint in self._metrics))
             closing = [self.compiler.close(), *(device.close() for device in self.devices)]
             await asyncio.gather(*closing)
             self.runner.close()

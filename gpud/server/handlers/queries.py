@@ -107,6 +107,11 @@ class Queries:
         return {**answer, "others": self._others.rows(session.peer)}
 
     def _status(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
+        answer = yield from self.status()
+        return {**answer, "others": self._others.rows(session.peer)}
+
+    def status(self) -> Steps[dict[str, Any]]:
+        """Make the answer about the daemon and its devices, the same for every user."""
         states, loads = yield from self._device_rows.loads()
         now_ns = time.monotonic_ns()
         return {
@@ -118,7 +123,6 @@ class Queries:
             "draining": self._runner.draining,
             "socket": str(self._state.config.socket),
             "devices": self._device_rows.rows(loads),
-            "others": self._others.rows(session.peer),
             "clients": self._state.descriptors.connections,
             "sessions": len(self._state.sessions),
             "jobs": dict(sorted(states.items())),

@@ -24,6 +24,7 @@ from gpud.server.state.access import Peer, may_manage
 from gpud.server.state.sequence import NAMES_KEPT
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.telemetry.job_archive import ArchivedJob, JobArchive
+from gpud.telemetry.metrics import Totals
 from gpud.telemetry.records import Records
 from gpud.units import JobId
 
@@ -48,6 +49,7 @@ class JobHistory:
 
     Attributes:
         counts: how many have ended in each state since the start.
+        totals: sums over them.
 
     Raises:
         InvalidArgument: the archive cannot be written.
@@ -55,6 +57,7 @@ class JobHistory:
 
     def __init__(self, records: Records, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.counts = {"done": 0, "failed": 0, "cancelled": 0}
+        self.totals = Totals()
         self._records = records
         self._loop = loop
         self._by_id: dict[JobId, SubmittedJob] = {}
@@ -86,6 +89,7 @@ class JobHistory:
             # A kernel's name may have a MiB, and is in the error of each of its jobs that fails.
             error = shorten_error(error, _TEXT_LENGTH, NAMES_KEPT)
         self.counts[state] += 1
+        self.totals.add(job.online, stats["queued_s"], stats["capsm_seconds"])
         job.end(state, error, now_ns, stats, memory_bytes)
         records = self._records
         ended = records.ended

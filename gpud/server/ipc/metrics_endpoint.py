@@ -1,0 +1,148 @@
+"""Serves the metrics over HTTP, on a Unix socket or on the loopback interface, in a thread.
+
+Whoever reads slowly or says nothing is disconnected; the event loop only ever makes the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from gpud.errors import InvalidArgument
+
+__all__ = ["MetricsEndpoint"]
+
+_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_READ_S = 5.0
+_MAKE_S = 5.0
+_LOOPBACK = "127.0.0.1"
+
+
+class MetricsEndpoint:
+    """A listening endpoint; ``GET /metrics`` is answered with the text.
+
+    Args:
+        where: the path of a Unix socket, or a port of the loopback interface; 0: any.
+        make: makes the text, on the loop.
+        loop: the event loop.
+
+    Attributes:
+        address: where it listens, human-readable.
+        port: the port; 0 for a Unix socket.
+
+    Raises:
+        InvalidArgument: nothing can listen there.
+    """
+
+    def __init__(
+        self,
+        where: Path | int,
+        make: Callable[[], Awaitable[bytes]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._make = make
+        self._loop = loop
+        self._path = where if isinstance(where, Path) else None
+        try:
+            if isinstance(where, Path):
+                where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._clear(where)
+                self._server: _Server = _UnixServer(str(where), _Handler)  # type: ignore[arg-type]
+                where.chmod(0o600)
+            else:
+                self._server = _Server((_LOOPBACK, where), _Handler)
+        except OSError as error:
+            raise InvalidArgument(
+                f"the metrics cannot be served at {where}: {error.strerror or error}; choose "
+                "another place in the setting metrics_socket or metrics_port"
+            ) from error
+        self.port = 0 if self._path else int(self._server.server_port)
+        self.address = str(where) if self._path else f"http://{_LOOPBACK}:{self.port}/metrics"
+        self._server.set_app(self._answer)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        # In a thread: a request that is being answered may wait for the loop.
+        await self._loop.run_in_executor(None, self._server.shutdown)
+        self._server.server_close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _clear(path: Path) -> None:
+        """Remove the socket of a daemon that was killed; refuse other files, and other daemons.
+
+        Raises:
+            OSError: there is one.
+        """
+        if not os.path.lexists(path):
+            return
+        if not path.is_socket():
+            raise FileExistsError(17, "there is a file")
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                return
+        raise FileExistsError(17, "another daemon serves its metrics there")
+
+    def _answer(self, request: dict[str, Any], start: Any) -> Iterable[bytes]:
+        """Answer a request, as WSGI has it. On a thread of the request's own."""
+        if request["PATH_INFO"] != "/metrics":
+            start("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"GET /metrics\n"]
+        if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start("405 Method Not Allowed", [("Allow", "GET, HEAD")])
+            return []
+        text = asyncio.run_coroutine_threadsafe(self._text(), self._loop).result(_MAKE_S)
+        start("200 OK", [("Content-Type", _CONTENT_TYPE), ("Content-Length", str(len(text)))])
+        return [text] if request["REQUEST_METHOD"] == "GET" else []
+
+    async def _text(self) -> bytes:
+        return await self._make()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _READ_S
+
+    def address_string(self) -> str:
+        return "local"
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base's name
+        """Log nothing: requests come every few seconds."""
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: the client has gone, or said nothing in time."""
+
+
+class _UnixServer(_Server):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        before = os.umask(0o177)
+        try:
+            socketserver.TCPServer.server_bind(self)
+        finally:
+            os.umask(before)
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        request, _ = self.socket.accept()
+        return request, ("local", 0)
