@@ -212,6 +212,7 @@ class JobBase(Displayed):
         """Settle it after the connection was lost; called again after an interrupt."""
         if not self._settled:
             self._error = error
+            self._kept = None
             self._finish()
 
     def _finish(self) -> None:
