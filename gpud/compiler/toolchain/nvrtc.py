@@ -31,6 +31,7 @@ from typing import Any, cast
 
 from gpud.compiler.abi.fault_sites import SOURCE_NAME
 from gpud.compiler.kernel_names import is_mangled
+from gpud.compiler.toolchain.c_headers import C_HEADERS
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.errors import (
     CompileError,
@@ -188,7 +189,12 @@ class _Program:
     def __init__(self, source: str) -> None:
         self._source = source
         (self._handle,) = _call(
-            "nvrtcCreateProgram", _bytes(source), _bytes(SOURCE_NAME), 0, [], []
+            "nvrtcCreateProgram",
+            _bytes(source),
+            _bytes(SOURCE_NAME),
+            len(C_HEADERS),
+            [_bytes(text) for text in C_HEADERS.values()],
+            [_bytes(name) for name in C_HEADERS],
         )
 
     def __enter__(self) -> _Program:
@@ -235,9 +241,9 @@ _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTI
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
 _NO_HEADER = (
     "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, curand_kernel.h where "
-    "nvidia-curand is installed (nvidia-curand-cu12 for CUDA 12), and none of the C or C++ "
-    "library or of other folders: printf, assert and mathematical functions need none, "
-    "cuda/std/cstdint has the integer types; put what else is needed into the source"
+    "nvidia-curand is installed (nvidia-curand-cu12 for CUDA 12), the usual ones of C, such as "
+    "stdio.h and cstdint, and none of the C++ library or of other folders: put what else is needed "
+    "into the source"
 )
 _NO_HOST = (
     "; nothing is compiled here for the host: leave it out, and of cub include what blocks and "
