@@ -39,6 +39,12 @@ class _Duration(SettingType):
             raise ValueError(self.describe())
         return self._checked(Fraction(repr(value)), self.unit)
 
+    def to_text(self, value: Any) -> str:
+        for unit in ("h", "min", "s", "ms"):
+            if value and not value % _NANOSECONDS[unit]:
+                return f"{value // _NANOSECONDS[unit]} {unit}"
+        return f"{float(Fraction(value, 1000)):.3f}".rstrip("0").rstrip(".") + " us"
+
     def _checked(self, number: Fraction, unit: str) -> int:
         time_ns = number * _NANOSECONDS[unit]
         if not self.least_ns <= time_ns <= self.most_s * 10**9:
@@ -84,6 +90,14 @@ class _Memory(SettingType):
 
     def from_toml(self, value: Any) -> int | Fraction:
         return self.from_text(value) if type(value) is str else self._checked(value)
+
+    def to_text(self, value: Any) -> str:
+        if isinstance(value, Fraction):
+            return f"{float(value * 100):.6f}".rstrip("0").rstrip(".") + "%"
+        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+            if not value % size:
+                return f"{value // size} {unit}"
+        return str(value)
 
     def _checked(self, value: Any) -> int:
         if type(value) is not int or not self.least <= value <= self.most:

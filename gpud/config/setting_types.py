@@ -47,6 +47,10 @@ class SettingType:
             raise ValueError(self.describe())
         return self.from_text(value)
 
+    def to_text(self, value: Any) -> str:
+        """Write a value as `from_text` reads it."""
+        return str(value)
+
     def describe(self) -> str:
         """Return the allowed values in words that complete "must be"."""
         raise NotImplementedError
@@ -111,6 +115,9 @@ class _Switch(SettingType):
             raise ValueError(self.describe())
         return word in ("on", "true")
 
+    def to_text(self, value: Any) -> str:
+        return "on" if value else "off"
+
     def from_toml(self, value: Any) -> bool:
         return value if type(value) is bool else super().from_toml(value)
 
@@ -169,6 +176,9 @@ class _Listed(SettingType):
     def from_text(self, text: str) -> tuple[Any, ...]:
         return self.from_toml([part.strip() for part in text.split(",")])
 
+    def to_text(self, value: Any) -> str:
+        return ",".join(map(self.item.to_text, value))
+
     def from_toml(self, value: Any) -> tuple[Any, ...]:
         if type(value) is not list or not value:
             raise ValueError(self.describe())
@@ -193,6 +203,9 @@ class _Mode(SettingType):
         if not re.fullmatch(r"0?[0-7]{3}", text, re.ASCII) or int(text, 8) & 0o700 != 0o600:
             raise ValueError(self.describe())
         return int(text, 8)
+
+    def to_text(self, value: Any) -> str:
+        return f"{value:04o}"
 
     def describe(self) -> str:
         return (

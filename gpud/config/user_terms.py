@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class _UserTable(SettingType):
             raise ValueError(self.describe()) from None
         return self.from_toml(table)
 
+    def to_text(self, value: Any) -> str:
+        return ", ".join(f"{_quoted(name)} = {{{_said(terms)}}}" for name, terms in value.items())
+
     def from_toml(self, value: Any) -> Mapping[str, UserTerms]:
         if type(value) is not dict:
             raise ValueError(self.describe())
@@ -88,6 +92,18 @@ class _UserTable(SettingType):
             "a table of tables, by name, with any of weight, reserve, hold and queue, such as "
             "alice = {weight = 2, hold = '50%', queue = 100}"
         )
+
+
+def _quoted(text: str) -> str:
+    """Write a text as TOML does."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _said(terms: UserTerms) -> str:
+    said = {name: one for name, one in dataclasses.asdict(terms).items() if one is not None}
+    return ", ".join(
+        f"{name} = {_quoted(one) if isinstance(one, str) else one}" for name, one in said.items()
+    )
 
 
 def user_table() -> SettingType:

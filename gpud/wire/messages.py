@@ -52,7 +52,7 @@ _client = CLIENT_PROTOCOL.message(Sender.CLIENT)
 _daemon = CLIENT_PROTOCOL.message(Sender.DAEMON)
 _record = CLIENT_PROTOCOL.record()
 
-TOPICS = ("status", "jobs", "kernels", "memory", "history", "events", "trace", "doctor")
+TOPICS = ("status", "jobs", "kernels", "memory", "history", "events", "trace", "doctor", "config")
 """The topics of `Query`."""
 
 Request = Annotated[int, uint(32), "chosen by the client; the reply carries it"]

@@ -48,6 +48,18 @@ async def test_what_a_capped_user_is_told() -> None:
         assert (record[ALICE].hold, record[BOB].weight, record[BOB].hold) == ("50%", 2, None)
 
 
+@pytest.mark.asyncio
+async def test_what_is_said_of_users_is_shown_to_who_manages_them() -> None:
+    async with World() as world:
+        await world.start(FakeHost(sms=4), users=USERS, grace="3 s")
+        for uid, shown in ((ALICE, False), (None, True)):
+            client = await world.client(uid)
+            rows = {row["key"]: row for row in (await client.query("config"))["settings"]}
+            assert rows["grace"]["value"] == "3 s"
+            assert rows["users"]["shown"] is shown
+            assert ("50%" in str(rows["users"]["value"])) is shown
+
+
 def test_own_terms_come_first_then_groups_in_order_then_everybody() -> None:
     uid = os.getuid()
     name = pwd.getpwuid(uid).pw_name

@@ -52,6 +52,35 @@ def test_every_setting_is_whole(setting: Any, file: Path) -> None:
         assert found.origin(setting.name) == found.origin(setting.key) == origin
 
 
+@pytest.mark.parametrize(
+    ("key", "texts"),
+    [
+        ("grace", ["2 s", "1500 ms", "10 ms", "1 h"]),
+        ("hold", ["0 us", "1.5 us"]),
+        ("memory", ["50%", "12.5%", "8 GiB", "1000001"]),
+        ("socket_mode", ["0660"]),
+        ("bounds_checks", ["on", "off"]),
+        ("devices", ["cpu:2,cuda:0"]),
+        ("offline_floor", ["25%", "3/2"]),
+        ("users", ['"a b" = {weight = 2, hold = "50%"}, "*" = {queue = 3}']),
+        ("event_log", ["/tmp/log"]),
+    ],
+)
+def test_a_value_is_written_as_it_is_read(key: str, texts: list[str]) -> None:
+    kind = by_key(key).type
+    for text in texts:
+        value = kind.from_text(text)
+        assert kind.from_text(kind.to_text(value)) == value
+    assert kind.to_text(kind.from_text(texts[0])) == texts[0]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_a_default_is_written_as_it_is_read(setting: Any) -> None:
+    value = getattr(Config(), setting.name)
+    if value is not None:
+        assert setting.type.from_text(setting.type.to_text(value)) == value
+
+
 def test_without_anything_all_is_the_default() -> None:
     found = load({}, NOWHERE)
     assert found == Config(socket=Path("/run/user/7/gpud/gpud.sock"))

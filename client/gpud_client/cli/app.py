@@ -65,6 +65,7 @@ COMMANDS = {
         events.trace,
         history.history,
         history.report,
+        queries.config,
         queries.doctor,
     )
 }

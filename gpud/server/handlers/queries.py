@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpud import __version__
+from gpud.config import SETTINGS
 from gpud.core.memory.ledger import MemoryUsage
 from gpud.server.handlers.answers import Answers, Steps, items, latest, rows
 from gpud.server.handlers.device_rows import DeviceRows
@@ -32,6 +33,7 @@ from gpud.wire import messages as wm
 __all__ = ["Queries"]
 
 _MOST_JOBS = 4096  # in one answer
+_OF_USERS = ("users", "groups")
 
 
 class Queries:
@@ -74,6 +76,7 @@ class Queries:
             "events": self._events,
             "trace": self._trace,
             "doctor": lambda session, limit: doctor.checks(),
+            "config": self._config,
         }
 
     def query(self, session: Session, message: wm.Query) -> None:
@@ -187,6 +190,21 @@ class Queries:
             "sessions": sessions,
             "others": self._others.rows(session.peer),
         }
+
+    def _config(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
+        """The settings with their origins; what is said of users only to who manages them all."""
+        config = self._state.config
+        manages = may_manage(session.peer, -1)
+        yield
+        settings = []
+        for setting in SETTINGS:
+            value = getattr(config, setting.name)
+            shown = manages or setting.key not in _OF_USERS
+            text = None if value is None or not shown else setting.type.to_text(value)
+            origin = config.origin(setting.key)
+            row = {"key": setting.key, "value": text, "origin": origin, "shown": shown}
+            settings.append({**row, "meaning": setting.meaning})
+        return {"settings": settings}
 
     def _history(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         jobs = yield from latest(list(self._state.records.ended), limit, _seen_by(session))

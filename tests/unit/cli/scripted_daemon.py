@@ -66,6 +66,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "events": {"events": [{"at_s": 1.75e9, "event": "job-failed", "job": "2.5", "user": "alice",
                            "error": {"code": "kernel-trap", "message": "a trap", "fields": {}}}]},
     "trace": {"traceEvents": [{"ph": "C", "ts": 1.0, "name": "allocation", "args": {"3.17": 1}}]},
+    "config": {"settings": [
+        {"key": "grace", "value": "2 s", "origin": "the default", "shown": True, "meaning": "..."},
+        {"key": "users", "value": None, "origin": "gpud.toml:3", "shown": False, "meaning": "."},
+    ]},
     "doctor": {"checks": [{"name": "daemon", "state": "ok", "detail": "gpud 0.1.0", "hint": ""}]},
 }  # fmt: skip
 

@@ -247,6 +247,21 @@ def test_why_prints_the_daemons_sentences(peer: Peer, capsys: pytest.CaptureFixt
     assert "such as '3.17'" in capsys.readouterr().err
 
 
+def test_config_shows_all_settings_or_one(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == DONE
+    out = capsys.readouterr().out
+    assert "grace" in out
+    assert "gpud.toml:3" in out
+    assert main(["config", "grace"]) == DONE
+    assert capsys.readouterr().out == "2 s\n"
+    assert main(["config", "users"]) == FAILED
+    assert "shown to root" in capsys.readouterr().err
+    assert main(["config", "grcae"]) == USAGE
+    assert "did you mean grace?" in capsys.readouterr().err
+    assert main(["config", "grace", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["settings"][0]["origin"] == "the default"
+
+
 OTHERS = [
     {"device": 0, "user": "root", "allocated": "3/2", "online": "1", "memory_bytes": 4096},
     {"device": 0, "user": "bob", "allocated": "1/2", "online": "0", "memory_bytes": 0},
