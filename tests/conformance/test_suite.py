@@ -134,7 +134,9 @@ def test_case_is_consistent(case: Case) -> None:
         assert case.expected_form in {"persistent", "persistent-exit-aware"}
         assert "sliced" in case.forms  # sliced is legal wherever persistent is
     if case.forms:
-        assert "unmodified" in case.forms or "envreg" in case.covers  # no plain launch sets it
+        # No plain launch sets %envreg, and on the CPU device only bounds checks make 64-bit shared
+        # addresses wrap.
+        assert "unmodified" in case.forms or case.covers & {"envreg", "shared.wrapped"}
         assert case.blocks <= 512
     assert case.counts == "symbol" or "runs" in case.source
 

@@ -85,8 +85,10 @@ def compile_cuda(
 ) -> CompiledSource:
     """Compile CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
 
-    The language is C++17 unless ``options`` say otherwise. CUDA's headers can be included if the
-    machine has them, see `gpud.compiler.toolchain.cuda_headers`.
+    The language is C++17 unless ``options`` say otherwise, with integers of 128 bits. CUDA's
+    headers can be included if the machine has them, see
+    `gpud.compiler.toolchain.cuda_headers`, and those of C, see
+    `gpud.compiler.toolchain.c_headers`.
 
     Args:
         source: CUDA C++ text; kernels are ``__global__`` functions.
@@ -111,6 +113,7 @@ def compile_cuda(
     standard = () if any(map(_STD_OPTION.match, options)) else ("--std=c++17",)
     arguments = [
         f"--gpu-architecture={arch}",
+        "--device-int128",
         *standard,
         *options,
         *(f"--include-path={path}" for path in cuda_include_paths(nvrtc_version()[0])),

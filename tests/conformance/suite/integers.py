@@ -325,6 +325,42 @@ def _typed_case(bits: int, signed: bool, extra: list[Op]) -> Case:
     )
 
 
+# -- integers of 128 bits, which the compiler makes of pairs ------------------------------------
+
+INT128 = r"""
+struct Wide { unsigned long long low, high; };
+__device__ __noinline__ unsigned __int128 joined(Wide w) {
+    return (unsigned __int128)w.high << 64 | w.low;
+}
+extern "C" __global__ void int128(const Wide* in, Wide* out, unsigned* runs) {
+    GPUD_COUNT(runs);
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned __int128 a = joined(in[2 * i]), b = joined(in[2 * i + 1]);
+    unsigned __int128 found[6] = {a + b, a * b, a / b, a % b, a >> (i & 127), (a < b) + (a ^ b)};
+    for (int k = 0; k < 6; k++) {
+        out[6 * i + k] = Wide{(unsigned long long)found[k], (unsigned long long)(found[k] >> 64)};
+    }
+}
+"""
+_INT128_COUNT = 192
+
+
+def _int128_make(rng: np.random.Generator) -> list[Any]:
+    given = rng.integers(0, 2**64, (_INT128_COUNT, 2, 2), dtype=np.uint64)
+    given[::3, 1, 1] = 0  # divisors of one word, too
+    given[:, 1, 0] |= np.uint64(1)
+    return [given, np.zeros((_INT128_COUNT, 6, 2), np.uint64)]
+
+
+def _int128_expect(args: list[Any]) -> dict[int | str, Any]:
+    out = np.zeros_like(args[1])
+    for i, pair in enumerate(args[0].tolist()):
+        a, b = (low | high << 64 for low, high in pair)
+        for k, value in enumerate((a + b, a * b, a // b, a % b, a >> (i & 127), (a < b) + (a ^ b))):
+            out[i, k] = value & (2**64 - 1), value >> 64 & (2**64 - 1)
+    return {1: out}
+
+
 CASES: tuple[Case, ...] = (
     _typed_case(16, True, []),
     _typed_case(16, False, []),
@@ -350,5 +386,14 @@ CASES: tuple[Case, ...] = (
         _division_by_zero,
         block=32,
         covers="division-by-zero",
+    ),
+    Case(
+        "int128",
+        INT128,
+        (3,),
+        (64,),
+        _int128_make,
+        _int128_expect,
+        covers=frozenset({"integer.128", "call"}),
     ),
 )
