@@ -279,16 +279,21 @@ class Channel:
         self._sock.setblocking(True)  # for the reader: all that sends says MSG_DONTWAIT
         return SocketReader(self._sock, self.core, self.where, self.kick, self._connection_ended)
 
-    def _connection_ended(self, error: GpudError) -> None:
-        if self._resume is None or self._closing.is_set():
+    def _connection_ended(self, reader: SocketReader, error: GpudError) -> None:
+        core = self.core
+        if self._resume is None or self._closing.is_set() or core.lost is not None:
             self._end(error)
+            reader.ended.set()
+            with self._sending:  # else its descriptor could be another file's while a thread sends
+                reader.close()
             return
-        self._reader.ended.set()
+        reader.ended.set()
         with self._sending:
-            self._sock.close()
-            self._unsent.clear()
-            self.core.suspend(error)
-            if self._resuming is not None:  # the thread that resumes finds out, and tries again
+            reader.close()
+            if reader is self._reader:
+                self._unsent.clear()
+                core.suspend(error)
+            if self._resuming is not None:  # that thread finds out, and tries again
                 return
             resuming = self._resuming = _Resuming(threading.get_ident(), error)
         try:
@@ -299,20 +304,18 @@ class Channel:
             _LOG.exception("the session could not be resumed")
             self._end(connection_lost(self.where, f"resuming failed: {failed!r}"))
         finally:
-            self._resuming = None
+            if self._resuming is resuming:
+                self._resuming = None
             resuming.over.set()
             self.kick()  # arrays may have been dropped meanwhile
 
     def _end(self, error: GpudError) -> None:
         if self._closing.is_set():
             self.core.close()  # even if the daemon has closed the connection first
-        else:
+        elif self.core.lost is None:
             self.core.lose(error)
-        self._reader.ended.set()
         self._callbacks.end()
         self._reader.hang_up()
-        with self._sending:  # else its descriptor could be another file's while a thread sends
-            self._sock.close()
 
     def _go_on(self, resume: Resume, error: GpudError) -> None:
         """Connect to the next daemon, and make the session's state again there.
@@ -326,16 +329,23 @@ class Channel:
         while True:
             sock = self._connect(end, error, kept.limit_s)
             with self._sending:
+                if self._closing.is_set():
+                    sock.close()
+                    raise error
+                self._unsent.clear()
+                self.core.suspend(error)
                 self._sock = sock
-                self._reader = self._new_reader()
-            self._reader.start()
+                reader = self._reader = self._new_reader()
+            reader.start()
             try:
                 self.run(resume(error))
             except ConnectionLost:
-                if not self._reader.ended.is_set() or time.monotonic() >= end:
+                if not reader.ended.is_set() or time.monotonic() >= end:
                     raise
-            if not self._reader.ended.is_set():
-                return
+            with self._sending:
+                if not reader.ended.is_set():
+                    self._resuming = None  # from now on its thread resumes when it ends
+                    return
 
     def _connect(self, end: float, error: GpudError, limit_s: float) -> socket.socket:
         while True:
@@ -350,7 +360,7 @@ class Channel:
                 raise error
 
     def _await_resumption(self) -> None:
-        """Wait until the session goes on, or is lost, unless this thread sees to it."""
+        """Wait until the session goes on or is lost, unless this thread sees to it."""
         resuming = self._resuming
         if resuming is not None and resuming.thread != threading.get_ident():
             resuming.over.wait()

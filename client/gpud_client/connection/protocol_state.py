@@ -283,10 +283,12 @@ class ProtocolState:
     def suspend(self, error: GpudError) -> None:
         """Forget the connection, which is lost, but keep what can go on with another daemon.
 
-        Requests fail with ``error``. May be called again before that daemon was reached.
+        Requests fail with ``error``, and can be repeated. May be called again before that daemon
+        was reached.
         """
+        again = ConnectionLost(f"{error}; ask again: the session goes on with the next daemon")
         for request in list(self.requests.values()):
-            request.settle(None, error)
+            request.settle(None, again)
         self.requests.clear()
         self._drop_descriptors()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)

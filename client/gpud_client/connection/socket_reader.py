@@ -41,11 +41,11 @@ class SocketReader:
         core: the protocol's state.
         where: the socket's path, for messages.
         after_reading: called after messages were handled; must not block.
-        on_end: called when nothing is read any more, with the reason.
+        on_end: called when nothing is read any more, with the reader and the reason. It sets
+            `ended` and calls `close`.
 
     Attributes:
-        ended: set when all that was received has been handled. Who sets it has to settle before
-            what will not be answered any more.
+        ended: set when all that was received has been handled.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SocketReader:
         core: ProtocolState,
         where: str,
         after_reading: Callable[[], None],
-        on_end: Callable[[GpudError], None],
+        on_end: Callable[[SocketReader, GpudError], None],
     ) -> None:
         self.ended = threading.Event()
         self._sock = sock
@@ -75,6 +75,10 @@ class SocketReader:
         """End the connection; safe in a finalizer."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket, which no thread uses any more."""
+        self._sock.close()
 
     def join(self, timeout_s: float) -> None:
         """Wait until its thread has ended, unless it is called there."""
@@ -97,7 +101,7 @@ class SocketReader:
             error = connection_lost(self._where, f"reading failed: {failed!r}")
         # Sending fails from now on, so that nothing becomes pending after the rest was settled.
         self.hang_up()
-        self._on_end(error)
+        self._on_end(self, error)
 
     def _read(self) -> str:
         """Handle what arrives, until the connection ends; returns why it has.

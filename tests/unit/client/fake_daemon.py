@@ -214,8 +214,15 @@ class FakeDaemon:
             base = BASE * (message.device + 1)
             self.send(wm.Arena(message.device, base, ARENA_BYTES), descriptor)
         address = self.next_address[message.device]
+        if message.at is not None:
+            self.send(wm.Allocated(message.request, message.at))
+            return
         self.next_address[message.device] += -(-message.size // PAGE) * PAGE
         self.send(wm.Allocated(message.request, address))
+
+    def on_resume(self, message: wm.Resume) -> None:
+        self.arena.clear()  # the next connection is one to another daemon, with files of its own
+        self.send(wm.Answer(message.request))
 
     def on_submit(self, message: wm.Submit) -> None:
         self.states[message.number] = {
