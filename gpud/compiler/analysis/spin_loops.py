@@ -15,8 +15,10 @@ makes no progress of its own (a load, a compare-and-swap, an exchange, or an ato
 Algorithm: backward slice from the conditions of the loop's exits, register by register,
 flow-insensitively: for waiting over the instructions of the loop; for the grid's size over the
 whole function, but not through addresses and other operands of memory reads (a retry loop on a
-counter whose address comes from a grid-stride index is no grid barrier). Cycles of any shape count
-as loops.
+counter whose address comes from a grid-stride index is no grid barrier). A compare-and-swap that is
+retried until it meets a value of the thread's own, such as the vertex that it hooks to another, is
+none either: what all blocks wait for does not depend on a thread's position. Cycles of any shape
+count as loops.
 
 Properties:
 * every loop that ends only when another block writes memory through such reads is found (a plain
@@ -104,7 +106,7 @@ def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool
                 for_grid = any(
                     _reads_grid_size(special_registers(ins)) or (sized_by_call and is_call(ins))
                     for ins in condition
-                )
+                ) and not (poll.opcode.has("cas") and any(map(_is_own_position, condition)))
             spinning.append(SpinLoop(poll, flow.function.name, for_grid))
     return spinning
 
@@ -169,6 +171,11 @@ def _slice(
                     seen.add(register.name)
                     queue.append(register.name)
     return list(instructions.values())
+
+
+def _is_own_position(ins: Instruction) -> bool:
+    """Return whether ``ins`` reads the thread's or the block's number."""
+    return any(name.startswith(("%tid", "%ctaid")) for name in special_registers(ins))
 
 
 def _reads_grid_size(specials: Iterable[str]) -> bool:

@@ -87,3 +87,50 @@ def _plain_make(rng: Rng) -> Args:
 @CASES.cuda("spin_lock_plain", SPIN_LOCK_PLAIN, 4, 33, _plain_make, "independent-lanes atom.cas")
 def _plain_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.array([pow(5, 4 * 33, 999_983)], np.uint64)}
+
+
+# -- retries in a grid-stride loop that no other block has to end -------------------------------
+
+HOOKING = r"""
+// Union-find: hook the larger of two roots to the smaller, until no other thread was faster.
+extern "C" __global__ void hooking(const int* other, int* parent, int n, unsigned* runs) {
+    GPUD_COUNT(runs);
+    int step = gridDim.x * blockDim.x;
+    for (int e = blockIdx.x * blockDim.x + threadIdx.x; e < n; e += step) {
+        int x = e, y = other[e];
+        while (x != y) {
+            if (x < y) { int swap = x; x = y; y = swap; }
+            int old = atomicCAS(&parent[x], x, y);
+            if (old == x) break;
+            x = old;
+        }
+    }
+}
+"""
+
+
+def _hooking_make(rng: Rng) -> Args:
+    n = 1000
+    other = np.where(rng.random(n) < 0.7, rng.integers(0, n, n), np.arange(n))
+    return [other.astype(np.int32), np.arange(n, dtype=np.int32), np.int32(n)]
+
+
+def _roots(parent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    while not np.array_equal(parent, parent[parent]):
+        parent = parent[parent]
+    return parent
+
+
+@CASES.cuda("hooking", HOOKING, 5, 64, _hooking_make, "atom.cas grid-stride", deterministic=False)
+def _hooking_expect(args: Args) -> dict[int | str, Any]:
+    parent = np.arange(args[1].size)
+    for x, y in enumerate(args[0].tolist()):
+        roots = _roots(parent)
+        parent = np.where(roots == max(roots[x], roots[y]), min(roots[x], roots[y]), roots)
+    found = _roots(parent)
+    return {
+        1: Satisfies(
+            lambda actual: bool(np.all(actual >= 0)) and np.array_equal(_roots(actual), found),
+            "trees whose roots are the least vertices of their components",
+        )
+    }
