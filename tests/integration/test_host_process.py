@@ -12,6 +12,8 @@ import pytest
 
 from gpud.compiler.pipeline import compile_program
 from gpud.device.host import messages as m
+from gpud.units import JobId
+from tests.unit.cpu.device_helpers import rewritten
 from tests.unit.host.front_peer import SOURCE, TIMEOUT_S, Peer, Session, row
 
 
@@ -23,6 +25,25 @@ def test_a_closed_socket_ends_a_host_whose_kernels_never_end() -> None:
     session.until_started(1)
     peer.socket.close()
     assert peer.process.wait(2) == 0
+
+
+def test_an_endless_kernel_is_killed_alone() -> None:
+    peer = Peer("cpu:1")
+    one, two = Session(peer, 1), Session(peer, 2)
+    entry = rewritten(SOURCE).kernel("gated").entry_for((32, 1, 1), killable=True)
+    for session, name in ((one, entry), (two, "gated")):
+        peer.measure(session.module, name)
+    peer.start(1, 1, [one.gated()._replace(entry=entry)])
+    peer.start(2, 2, [two.gated()])
+    one.until_started(1)
+    two.until_started(1)
+    peer.send(m.KillJob(JobId(1), 0))
+    ended = peer.ended(1)
+    assert (ended.error, ended.complete, ended.done) == (None, False, 0)
+    peer.send(m.KillJob(JobId(1), 0))  # it has ended: ignored
+    two.open()
+    assert peer.ended(2).complete
+    assert peer.close() == 0
 
 
 def test_without_bounds_checks_a_wild_address_ends_the_host_and_only_the_host() -> None:
