@@ -303,48 +303,6 @@ def test_ps_says_why_a_job_does_not_run(peer: Peer, capsys: pytest.CaptureFixtur
     assert "needs 6 SMs, which are not free" in out
 
 
-# -- top -----------------------------------------------------------------------------------------
-
-
-def test_top_looks_so_many_times(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "-c", "3", "--interval", "0.05", "--json"]) == DONE
-    looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(looks) == 3
-    for look in looks:
-        assert set(look) == {"at_s", "status", "jobs"}
-        assert look["jobs"] == ANSWERS["jobs"]["jobs"]
-
-
-def test_top_draws_devices_and_jobs(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "-c", "1"]) == DONE
-    out = capsys.readouterr().out
-    assert "online 0, offline 3.5 of 8 SMs" in out
-    assert "▓" * 18 in out
-    assert "25%" in out
-
-
-def test_top_fits_the_screen() -> None:
-    from rich.console import Console
-
-    from gpud_client.cli.top import picture
-
-    look = {"status": ANSWERS["status"], "jobs": [RUNNING | {"allocation": "1/50"}] * 100}
-    for width, height in ((150, 8), (80, 24), (60, 60)):
-        console = Console(width=width, height=height, record=True, file=io.StringIO())
-        console.print(picture(look, width, height))
-        lines = console.export_text().splitlines()
-        assert len(lines) <= height
-        assert "more" in lines[-1]
-        assert "offline 2 of 8 SMs" in "".join(lines)
-        assert sum("3.17" in line and " 25%" in line for line in lines) > 0
-
-
-def test_top_says_that_there_is_nothing(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    peer.answers["jobs"] = {"jobs": []}
-    assert main(["top", "-c", "1"]) == DONE
-    assert "no jobs" in capsys.readouterr().out
-
-
 # -- resize and cancel ---------------------------------------------------------------------------
 
 
