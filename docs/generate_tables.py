@@ -200,6 +200,9 @@ instruction, never ignored. How exact results are is in
 [The CPU device](../explanation/cpu-device.md). Refusals are `KernelRejected`, raised when the
 kernel is compiled for its first block shape; other kernels of the program run.
 
+Programs for `sm_1x` follow the rules of their time in one respect: `mad.f32` without a rounding is
+accepted, and rounds once, to nearest. A shuffle from a lane that takes no part gives 0.
+
 ## Instructions that compute or touch memory
 
 Where an opcode is one of several families, the types are listed; elsewhere the module says.
@@ -240,6 +243,9 @@ _CONTROL_HEAD = """
 
 _REFUSED_HEAD = """
 ## Refused
+
+A kernel with `.reqnctapercluster` (`__cluster_dims__`) of several blocks is refused as well, with the
+directive and its line; so are the instructions below.
 
 | instruction | reason code | why |
 | --- | --- | --- |

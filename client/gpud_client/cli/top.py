@@ -182,7 +182,7 @@ def picture(look: Mapping[str, Any], view: TopView, width: int, height: int | No
     at = ids.index(view.selected) if view.selected in ids else 0
     first = max(0, min(at - room + 1, len(jobs) - room)) if at >= room else 0
     shown = [
-        {**job, "mark": ">" if job.get("id") == view.selected else None}
+        {**job, "mark": (">" if job.get("id") == view.selected else " ") if view.selected else None}
         for job in jobs[first : first + room]
     ]
     lines.append(table(_COLUMNS, shown, width))
