@@ -244,8 +244,8 @@ _CONTROL_HEAD = """
 _REFUSED_HEAD = """
 ## Refused
 
-A kernel with `.reqnctapercluster` (`__cluster_dims__`) of several blocks is refused as well, with the
-directive and its line; so are the instructions below.
+A kernel with `.reqnctapercluster` (`__cluster_dims__`) of several blocks is refused as well, with
+the directive and its line; so are the instructions below.
 
 | instruction | reason code | why |
 | --- | --- | --- |
