@@ -44,8 +44,8 @@ async def test_others_are_as_if_unknown(world: World) -> None:
         assert str(ALICE) not in str(answer), topic
     seen = [event for event in (await bob.query("events"))["events"] if "user" in event]
     assert {event["user"] for event in seen} == {str(BOB)}
-    answer = await bob.ask(lambda r: wm.Describe(r, (theirs,)), wm.Answer)
-    assert answer.value == [None]
+    described = await bob.ask(lambda r: wm.Describe(r, (theirs,)), wm.Answer)
+    assert described.value == [None]
     unknown = await bob.refused(lambda r: wm.Cancel(r, (99, 1)))
     for make in (
         lambda r: wm.Cancel(r, theirs),
