@@ -190,12 +190,18 @@ def _spaces() -> Iterator[Attack]:
             add = "add.s64 %rd5, %rd5, %rd2;"
             what = f"{space} {offset:+#x}"
             at = offset % (1 << 64)
-            for name, access in (
-                (f"st.{what}", f"{add} st.{space}.u32 [%rd5], 9;"),
-                (f"ld.{what}", f"{add} ld.{space}.u32 %r2, [%rd5]; {read}"),
-                (f"generic {what}", f"cvta.{space}.u64 %rd5, %rd5; {add} st.u32 [%rd5], 9;"),
+            # Of a shared address only the low 32 bits count, as on a GPU.
+            own = RUNS if space == "shared" and not at % (1 << 32) else ILLEGAL
+            for name, access, outcome in (
+                (f"st.{what}", f"{add} st.{space}.u32 [%rd5], 9;", own),
+                (f"ld.{what}", f"{add} ld.{space}.u32 %r2, [%rd5]; {read}", own),
+                (
+                    f"generic {what}",
+                    f"cvta.{space}.u64 %rd5, %rd5; {add} st.u32 [%rd5], 9;",
+                    ILLEGAL,
+                ),
             ):
-                yield Attack(name, program(box + access), at, ILLEGAL)
+                yield Attack(name, program(box + access), at, outcome)
     for space in ("const", "global"):
         top = f".{space} .align 16 .b8 box[64];\n"
         for offset in (1 << 20, -(1 << 40), 1 << 62):
@@ -219,7 +225,8 @@ def _spaces() -> Iterator[Attack]:
                 how += f"st.{space}.u32 [{address}], %r3;"
             source = program(how, top + "\n") if declared else program(top + how)
             name = f"{space} around {bits} bits, {threads} threads"
-            yield Attack(name, source, 0, ILLEGAL, threads=threads)
+            outcome = RUNS if space == "shared" and bits == 64 else ILLEGAL
+            yield Attack(name, source, 0, outcome, threads=threads)
     shared = ".shared .align 16 .b8 box[64]; mov.u32 %r4, box; cvt.u32.u64 %r5, %rd2;"
     shared += "add.u32 %r4, %r4, %r5;"
     for access in (

@@ -85,6 +85,7 @@ def test_the_machine_is_described_and_warmed_up(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "missing", lambda: "")
     monkeypatch.setenv("GPUD_WARM_UP_S", "0.01")
     assert machine.main() == 0
     (path,) = tmp_path.iterdir()

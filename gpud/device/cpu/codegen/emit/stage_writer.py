@@ -200,7 +200,7 @@ class StageWriter:
     ) -> None:
         """Emit the loop; ``agree`` is the counter of threads that take the branch."""
         emitter = self.emitter
-        self.code.wraps_shared = self._wraps_shared(blocks, optimize=optimize)
+        self.code.wraps_shared = self._wraps_shared(blocks, uniform, optimize=optimize)
         if agree is not None:
             emitter.do(f"store i32 0, ptr {agree}")
         numbers = [b.index for b in blocks]
@@ -258,13 +258,19 @@ class StageWriter:
                     f"store {type_} {value}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
                 )
 
-    def _wraps_shared(self, blocks: list[Block], *, optimize: bool) -> bool:
-        """Return whether shared addresses in the loop may have passed their checks by wrapping."""
+    def _wraps_shared(self, blocks: list[Block], uniform: set[int], *, optimize: bool) -> bool:
+        """Return whether shared addresses in the loop may have passed their checks by wrapping.
+
+        Checks that run where they stand let them, in the loop as well as once for all threads;
+        those that are tested before the loop do not. An access is in the block of its check.
+        """
         if self.kernel.arena is None:
             return False
         checks = (p.instruction for b in blocks for p in b.places if is_bounds_check(p.instruction))
         return not optimize or any(
-            decode_check(ins).space == "shared" for ins in checks if id(ins) in self._inline
+            decode_check(ins).space == "shared"
+            for ins in checks
+            if id(ins) in self._inline or id(ins) in uniform
         )
 
     def spill_slot(self, name: str) -> str:
