@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, settings
 
 # Programs that take seconds to compile or to run in all of their forms.
 _LONG_PROGRAMS = (
-    *("bitonic_sort", "black_scholes", "convolution", "crc32", "cub_sort", "device_heap"),
-    *("histogram", "merge_path", "radix_pass", "sha256", "softmax"),
+    *("bitonic_sort", "black_scholes", "call_signatures", "convolution", "copy_async", "crc32"),
+    *("cub_sort", "device_heap", "histogram", "matrix_moves", "merge_path", "radix_pass"),
+    *("reductions_parted", "sha256", "softmax", "welford"),
 )
 
 CI = (
@@ -63,9 +64,12 @@ CI = (
     "tests/integration/test_client_local.py",
     "tests/integration/test_daemon_process.py",
     "tests/integration/test_demo.py",
+    "tests/integration/test_dumps.py",
+    "tests/integration/test_gpuctl.py::test_every_look_works_on_the_real_daemon",
     "tests/integration/test_gpuctl.py::test_the_event_log_of_a_daemon_replays",
     "tests/integration/test_host_process.py",
     "tests/integration/test_reconnect.py",
+    "tests/integration/test_shares.py",
     "tests/property/test_structured_kernels.py",
     "tests/unit/test_mutation.py",
 )
