@@ -49,15 +49,15 @@ def factors(capacity: int, jobs: Iterable[JobRecord]) -> dict[int, int]:
             demand = min(demand, max(0, account.hold - account.online))
         demands.append((account.user.weight, demand))
     common, dues = _shares(capacity, demands)
-    found = {}
+    factor_of = {}
     for (number, account), due in zip(accounts.items(), dues, strict=True):
         own, _ = _shares(due, rows[number])
         if own is None:  # all have what they can use: their weights may not hold them back
             weights = sum(weight for weight, _ in rows[number])
             own = max(most // weight for weight, most in rows[number])
             own = max(own, (common or 0) * account.user.weight // weights)
-        found[number] = max(1, own >> _SHIFT)
-    return found
+        factor_of[number] = max(1, own >> _SHIFT)
+    return factor_of
 
 
 def _shares(total: int, rows: Sequence[tuple[int, int]]) -> tuple[int | None, list[int]]:

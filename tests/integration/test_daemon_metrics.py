@@ -91,14 +91,16 @@ async def test_a_port_of_the_loopback_interface(world: World) -> None:
 async def test_a_place_that_is_taken_is_named(world: World, tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
     path.write_text("mine")
-    with pytest.raises(InvalidArgument, match="there is a file; choose another place"):
+    with pytest.raises(
+        InvalidArgument, match=r"exists and is no socket; remove it, or .* --metrics-socket"
+    ):
         await world.start(FakeHost(sms=4, auto=True), metrics_socket=str(path))
     assert path.read_text() == "mine"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InvalidArgument, match=f"served at {port}: .*metrics_port"):
+        with pytest.raises(InvalidArgument, match=f"served at port {port}: .*--metrics-port"):
             await world.start(FakeHost(sms=4, auto=True), metrics_port=port)
 
 
@@ -108,3 +110,13 @@ async def test_the_socket_of_a_killed_daemon_is_taken_over(world: World, tmp_pat
         gone.bind(str(path))
     await world.start(FakeHost(sms=4, auto=True), metrics_socket=str(path))
     assert (await asked(path, b"GET /metrics HTTP/1.0\r\n\r\n"))[0] == "HTTP/1.0 200 OK"
+    await world.daemon.stop()
+    assert not path.exists()
+
+
+async def test_a_folder_of_everybody_is_refused(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(InvalidArgument, match="everybody can write to the folder"):
+        await world.start(FakeHost(sms=4, auto=True), metrics_socket=str(folder / "m.sock"))

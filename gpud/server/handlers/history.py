@@ -60,16 +60,16 @@ class HistoryRequests:
             return
         session.stream.resume()
         try:
-            found = done.result()
+            rows_of_jobs = done.result()
         except Exception as error:  # noqa: BLE001 - a damaged file must not end the daemon
             _LOG.error("the history cannot be read: %s", error)
             session.fail(request, internal_error(error))
             return
-        self._answers.answer(session, request, _answer(found))
+        self._answers.answer(session, request, _answer(rows_of_jobs))
 
 
-def _answer(found: list[dict[str, Any]]) -> Steps[dict[str, Packed]]:
-    return {"rows": (yield from rows(found, _with_user))}
+def _answer(rows_of_jobs: list[dict[str, Any]]) -> Steps[dict[str, Packed]]:
+    return {"rows": (yield from rows(rows_of_jobs, _with_user))}
 
 
 def _with_user(row: dict[str, Any]) -> dict[str, Any]:

@@ -69,8 +69,13 @@ class Listener:
         self._lock = None
 
 
-def listen(path: Path, mode: int = 0o600) -> Listener:
-    """Create the daemon's socket at ``path``. A missing folder is created, with mode 0700.
+def listen(path: Path, mode: int = 0o600, flag: str = "--socket") -> Listener:
+    """Create a socket at ``path``. A missing folder is created, with mode 0700.
+
+    Args:
+        path: where; it is locked for this process.
+        mode: of the file.
+        flag: with which another path can be chosen, for messages.
 
     Raises:
         InvalidArgument: another daemon serves this path, there is another file, or the folder
@@ -79,14 +84,14 @@ def listen(path: Path, mode: int = 0o600) -> Listener:
     path = checked_socket_path(path)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_folder(path.parent)
-        lock = _take_lock(path)
+        _check_folder(path.parent, flag)
+        lock = _take_lock(path, flag)
     except OSError as error:
         raise InvalidArgument(
-            f"the socket {path} cannot be made: {error.strerror}; choose another with --socket"
+            f"the socket {path} cannot be made: {error.strerror}; choose another with {flag}"
         ) from error
     try:
-        _clear(path)
+        _clear(path, flag)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             before = os.umask(0o177)
@@ -100,7 +105,7 @@ def listen(path: Path, mode: int = 0o600) -> Listener:
         except OSError as error:
             sock.close()
             raise InvalidArgument(
-                f"the socket {path} cannot be made: {error.strerror}; choose another with --socket"
+                f"the socket {path} cannot be made: {error.strerror}; choose another with {flag}"
             ) from error
     except BaseException:
         os.close(lock)
@@ -130,29 +135,29 @@ def _lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, flag: str) -> None:
     """Refuse a folder in which another user could replace the socket."""
     check_fallback_folder(folder / "socket")
     link = folder.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
         raise InvalidArgument(
             f"the folder {folder} is a link that another user can turn elsewhere; choose another "
-            "path with --socket"
+            f"path with {flag}"
         )
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
         raise InvalidArgument(
             f"the folder {folder} belongs to another user, who could take the socket's place; "
-            "choose another path with --socket"
+            f"choose another path with {flag}"
         )
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise InvalidArgument(
             f"everybody can write to the folder {folder}, and take the socket's place; choose "
-            "another path with --socket, or take that right away"
+            f"another path with {flag}, or take that right away"
         )
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(path: Path, flag: str) -> int:
     """Lock the path and write our pid to the lock file; returns its descriptor."""
     while True:
         lock = os.open(
@@ -165,7 +170,7 @@ def _take_lock(path: Path) -> int:
             os.close(lock)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            raise _taken(path, f" (pid {pid})" if pid else "") from None
+            raise _taken(path, f" (pid {pid})" if pid else "", flag) from None
         with suppress(FileNotFoundError):
             # The file may be the one that an ending daemon has just removed: then lock the new one.
             if os.path.samestat(os.fstat(lock), _lock_path(path).stat()):
@@ -175,7 +180,7 @@ def _take_lock(path: Path) -> int:
         os.close(lock)
 
 
-def _clear(path: Path) -> None:
+def _clear(path: Path, flag: str) -> None:
     """Remove a stale socket file; the lock is ours, but the file may be another program's."""
     try:
         kind = path.lstat().st_mode
@@ -183,7 +188,7 @@ def _clear(path: Path) -> None:
         return
     if not stat.S_ISSOCK(kind):
         raise InvalidArgument(
-            f"{path} exists and is no socket; remove it, or choose another path with --socket"
+            f"{path} exists and is no socket; remove it, or choose another path with {flag}"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
@@ -195,12 +200,12 @@ def _clear(path: Path) -> None:
         except OSError as error:
             raise InvalidArgument(
                 f"{path} exists and cannot be asked whether a daemon is there: {error.strerror}; "
-                "remove it, or choose another path with --socket"
+                f"remove it, or choose another path with {flag}"
             ) from error
-    raise _taken(path, "")
+    raise _taken(path, "", flag)
 
 
-def _taken(path: Path, who: str) -> InvalidArgument:
+def _taken(path: Path, who: str, flag: str) -> InvalidArgument:
     return InvalidArgument(
-        f"another daemon{who} serves {path}; end it first, or choose another path with --socket"
+        f"another daemon{who} serves {path}; end it first, or choose another path with {flag}"
     )

@@ -6,7 +6,6 @@ Whoever reads slowly or says nothing is disconnected; the event loop only ever m
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import socketserver
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from gpud.errors import InvalidArgument
+from gpud.server.ipc.listener import Listener, listen
 
 __all__ = ["MetricsEndpoint"]
 
@@ -49,22 +49,21 @@ class MetricsEndpoint:
     ) -> None:
         self._make = make
         self._loop = loop
-        self._path = where if isinstance(where, Path) else None
-        try:
-            if isinstance(where, Path):
-                where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._clear(where)
-                self._server: _Server = _UnixServer(str(where), _Handler)  # type: ignore[arg-type]
-                where.chmod(0o600)
-            else:
+        self._listener: Listener | None = None
+        if isinstance(where, Path):
+            self._listener = listen(where, flag="--metrics-socket")
+            self._server: _Server = _UnixServer(self._listener.socket)
+            self.port, self.address = 0, str(where)
+        else:
+            try:
                 self._server = _Server((_LOOPBACK, where), _Handler)
-        except OSError as error:
-            raise InvalidArgument(
-                f"the metrics cannot be served at {where}: {error.strerror or error}; choose "
-                "another place in the setting metrics_socket or metrics_port"
-            ) from error
-        self.port = 0 if self._path else int(self._server.server_port)
-        self.address = str(where) if self._path else f"http://{_LOOPBACK}:{self.port}/metrics"
+            except OSError as error:
+                raise InvalidArgument(
+                    f"the metrics cannot be served at port {where}: {error.strerror or error}; "
+                    "choose another with --metrics-port"
+                ) from error
+            self.port = int(self._server.server_port)
+            self.address = f"http://{_LOOPBACK}:{self.port}/metrics"
         self._server.set_app(self._answer)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
@@ -75,28 +74,9 @@ class MetricsEndpoint:
         """Listen no more."""
         # In a thread: a request that is being answered may wait for the loop.
         await self._loop.run_in_executor(None, self._server.shutdown)
+        if self._listener is not None:
+            self._listener.close()  # while the socket is open: it then removes the file
         self._server.server_close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-    @staticmethod
-    def _clear(path: Path) -> None:
-        """Remove the socket of a daemon that was killed; refuse other files, and other daemons.
-
-        Raises:
-            OSError: there is one.
-        """
-        if not os.path.lexists(path):
-            return
-        if not path.is_socket():
-            raise FileExistsError(17, "there is a file")
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-                return
-        raise FileExistsError(17, "another daemon serves its metrics there")
 
     def _answer(self, request: dict[str, Any], start: Any) -> Iterable[bytes]:
         """Answer a request, as WSGI has it. On a thread of the request's own."""
@@ -133,14 +113,12 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 class _UnixServer(_Server):
-    address_family = socket.AF_UNIX
+    """On a Unix socket that listens already."""
 
-    def server_bind(self) -> None:
-        before = os.umask(0o177)
-        try:
-            socketserver.TCPServer.server_bind(self)
-        finally:
-            os.umask(before)
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
         self.server_name, self.server_port = "localhost", 0
         self.setup_environ()
 
