@@ -18,14 +18,14 @@ PACKAGES: dict[str, tuple[str, int]] = {
     "wire": ("gpud/wire", 40),
     "core": ("gpud/core", 60),
     "client": ("client/gpud_client", 60),
-    "compiler: ptx": ("gpud/compiler/ptx", 40),
+    "compiler: ptx": ("gpud/compiler/ptx", 60),
     "compiler: analysis": ("gpud/compiler/analysis", 40),
     "compiler: passes": (
         "gpud/compiler/passes gpud/compiler/forms gpud/compiler/instrumentation", 50
     ),
-    "compiler: rest": ("gpud/compiler", 30),
+    "compiler: rest": ("gpud/compiler", 60),
     "server": ("gpud/server", 50),
-    "device host": ("gpud/device/host", 20),
+    "device host": ("gpud/device/host", 60),
     "CPU device": ("gpud/device/cpu", 60),
     "CUDA device": ("gpud/device/cuda", 20),
 }  # fmt: skip

@@ -79,6 +79,7 @@ def variable_of(text: str) -> Variable:
         ("%envreg32", Register("%envreg32")),
         ("%v.x", Register("%v.x")),
         ("table", Symbol("table")),
+        ("[table.x]", Address(Symbol("table.x"))),
         ("$str", Symbol("$str")),
         ("_", Symbol("_")),
         ("WARP_SZ", Symbol("WARP_SZ")),
@@ -177,6 +178,12 @@ def test_lines_count_comments_and_blanks() -> None:
     scope = statements[-1]
     assert isinstance(scope, Scope)
     assert scope.body[0].line == 16
+    first, second, kernel = module_of(
+        ".section .debug_x\n{\n.b8 1\n}\n.global .attribute(.unified(1,\n 2)) .b32 t;\n"
+        ".entry k(.param .b64\n p)\n{}"
+    ).items
+    assert isinstance(kernel, Function)
+    assert (first.line, second.line, kernel.line) == (4, 8, 10)
 
 
 def test_carriage_returns_count_as_line_ends() -> None:
@@ -218,6 +225,10 @@ def test_names_that_mislead() -> None:
     (_, use) = body_of(".shared .b32 %place;\nst.shared.u32 [%place], 1;")
     assert isinstance(use, Instruction)
     assert use.operands[0] == Address(Symbol("%place"))
+    function = module_of(".func f(.param .b32 %p) { ld.param.b32 %r1, [%p]; }").functions()[0]
+    (use,) = function.body or []
+    assert isinstance(use, Instruction)
+    assert use.operands[1] == Address(Symbol("%p"))
     (jump, _) = body_of("bra %done;\n%done: ret;")[:2]
     assert isinstance(jump, Instruction)
     assert jump.operands == (Symbol("%done"),)
@@ -381,6 +392,7 @@ def test_fast_and_slow_variables_agree() -> None:
         ".visible .const .align 8 .u64 b = 77;",
         ".weak .global .align 16 .f32 c[4];",
         ".global .align 4 .u32 d[0];",
+        ".global .align 4 .u32 octal[010];",
         ".shared .align 4 .s32 e;",
     ]
     for line in lines:

@@ -106,6 +106,7 @@ def test_errors_in_bodies(text: str, line: int, column: int, message: str) -> No
         (".entry k() ret;", 4, 12, "expected '{', ';' or a directive such as .maxntid"),
         (".entry k(.b32 x) { ret; }", 4, 10, "expected a parameter (.param or .reg)"),
         (".entry k(.param .b32 x .param .b32 y) {}", 4, 24, "expected ',' or ')'"),
+        (".entry k(.param x) { ret; }", 4, 17, "expected a type such as .b32, found 'x'"),
         (".entry (.param .b32 x) {}", 4, 8, "expected a function name, found '('"),
         (".visible .reg .b32 x;", 4, 10, "expected .entry, .func or a state space"),
         (".global .b32 x y;", 4, 16, "expected ',', '=' or ';', found 'y'"),
@@ -136,10 +137,12 @@ def test_the_error_shows_its_line_and_blames_the_caller() -> None:
         "mov.b64 " + "{" * 100_000 + ";",
         "mov.u32 %r1, " + "(" * 50_000 + "1" + ")" * 50_000 + ";",
         "mov.u32 %r1, " + "-" * 900 + "1;",
+        "mov.u32 %r1, " + "1?" * 190 + "1" + ":0" * 190 + ";",
+        "mov.u32 %r1, " + "0?1:" * 190 + "1;",
         ".shared .b32 x[2] = " + "{" * 100_000 + ";",
         "mov.u32 %r1, " + "9" * 100_000 + ";",
     ],
-    ids=["scopes", "vectors", "parentheses", "signs", "initialisers", "digits"],
+    ids=["scopes", "vectors", "parentheses", "signs", "then", "else", "initialisers", "digits"],
 )
 def test_deep_and_long_input_is_refused_in_order(text: str) -> None:
     body_error(text)
