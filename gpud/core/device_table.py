@@ -18,7 +18,7 @@ from gpud.core.admission import check_caps
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.job_table import JobTable
-from gpud.core.lifecycles import DeviceInput, JobState
+from gpud.core.lifecycles import DeviceInput, JobInput, JobState
 from gpud.core.policy import Policy
 from gpud.core.settings import Settings
 from gpud.core.sort_keys import preparation_key
@@ -101,7 +101,9 @@ class DeviceTable:
             culprit = event.culprit
             reason = f"{reason}; job {job_name(culprit)} was the only one that ran on it"
         for job in list(device.jobs.values()):
-            if not job.started or (job.id in event.unstarted and job.cause is None):
+            if job.state is JobState.ENDING and job.cause is None:  # a lane that was closed
+                self._job_table.ended(job, JobInput.CLOSE)
+            elif not job.started or (job.id in event.unstarted and job.cause is None):
                 device.requeue(job)
             else:
                 lost = device.lost_error(f"{reason}; submit the job again", culprit)

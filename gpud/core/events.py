@@ -21,6 +21,7 @@ __all__ = [
     "JobEnded",
     "JobPrepared",
     "JobSubmitted",
+    "LaneCloseRequested",
     "LaunchShape",
     "ResizeRequested",
     "SessionClosed",
@@ -135,6 +136,9 @@ class JobSubmitted(NamedTuple):
             If not, `gpud.core.commands.PrepareJob` is issued when the job is unblocked.
         killable: the job's kernels poll a kill flag, so that `gpud.core.commands.KillJob` ends
             their task blocks at any point.
+        lane: the job is a lane: it has no launches of its own and stays open until it is closed,
+            cancelled, or fails. A launch in it is no event. It is in no stream, and its slices are
+            of 1/`gpud.core.capacity.MOST_SLICES` CapSM.
     """
 
     now_ns: int
@@ -152,6 +156,7 @@ class JobSubmitted(NamedTuple):
     killable: bool = False
     exclusive: bool = False
     prepared: bool = True
+    lane: bool = False
 
 
 class JobPrepared(NamedTuple):
@@ -189,8 +194,21 @@ class CancelRequested(NamedTuple):
     job: JobId
 
 
+class LaneCloseRequested(NamedTuple):
+    """A lane's owner closes it: what runs in it is ended, and the lane is done.
+
+    Lanes that have ended, and unknown ones, are ignored.
+    """
+
+    now_ns: int
+    job: JobId
+
+
 class BlocksLeft(NamedTuple):
     """A device reports how many slices a job occupies.
+
+    Of a lane it is reported only after a `gpud.core.commands.ResizeJob`; all slices that launches
+    in it may use count as held, whether any does or not.
 
     Attributes:
         epoch: of the last `gpud.core.commands.ResizeJob` that the device has executed.
@@ -249,6 +267,7 @@ Event = (
     | JobPrepared
     | ResizeRequested
     | CancelRequested
+    | LaneCloseRequested
     | BlocksLeft
     | JobEnded
     | TimerFired

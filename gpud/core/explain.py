@@ -80,7 +80,7 @@ def _present(
         since_s = (now_ns - max(job.changed_ns, job.history[-1][0])) / 1e9
         yield f"it is {job.state}, for {seconds(since_s)}: {reason}"
     elif job.state is JobState.ENDING:
-        yield f"it is being ended: {job.cause}"
+        yield f"it is being ended: {job.cause or 'it was closed'}"
     else:
         yield f"it is {job.state}, with {_sms(job.allocation)} of {_wanted(job, device)}"
         if job.exhausted:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from gpud.core.capacity import Amount, counted_occupancy, slice_of, to_fraction
+from gpud.core.capacity import MOST_SLICES, Amount, counted_occupancy, slice_of, to_fraction
 from gpud.core.events import JobSubmitted, LaunchShape
 from gpud.core.lifecycles import JOBS, JobInput, JobState, Lifecycle
 from gpud.core.users import NO_ACCOUNT, Account
@@ -17,6 +17,7 @@ from gpud.units import JobId, job_name
 __all__ = ["Because", "JobRecord", "ShareChange"]
 
 _MOST_CHANGES = 12
+_UNBOUNDED = 1 << 40  # slices: more than any device has
 
 _NEVER_STARTED = (JobState.BLOCKED, JobState.PREPARING, JobState.WAITING)
 _HOLDS = (JobState.RUNNING, JobState.PAUSED)
@@ -55,7 +56,12 @@ class ShareChange(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _launch_sizes(launches: tuple[LaunchShape, ...]) -> tuple[int, Amount, bool, int]:
-    """Return (occupancy, slice, whole, use) of a job; cached, since most launches recur."""
+    """Return (occupancy, slice, whole, use) of a job; cached, since most launches recur.
+
+    A lane, which has no launches, has the finest slices, and can use any number of them.
+    """
+    if not launches:
+        return MOST_SLICES, slice_of(MOST_SLICES), False, _UNBOUNDED
     occupancy = counted_occupancy(min(launch.occupancy for launch in launches))
     whole = not all(launch.resizable for launch in launches)
     use = max(-(-launch.task_blocks * occupancy // launch.occupancy) for launch in launches)
@@ -89,6 +95,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         reservation, quota: as submitted or as last resized; both None for the whole device.
         online: it has a reservation.
         exclusive: its reservation is in whole SMs, dedicated to it from its start to its end.
+        lane: it is a lane, which stays open: it has no task blocks of its own to complete.
         account: its user's on its device; `NO_ACCOUNT` before it is there.
         tag: orders offline jobs that wait, before their ``order``: see `gpud.core.users`.
         weight: an offline job's weight when capacity is shared: that of its submission by its
@@ -108,7 +115,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
             job; None if none is.
         preparations: how many hosts in a row were asked to prepare for it without completing.
         killed: its running task blocks were commanded to be killed.
-        cause: the error for which it is being ended.
+        cause: the error for which it is being ended; None of a lane that is being closed.
         hunger: its allocation as `gpud.core.service` counts it; None if it is not hungry.
         lead: its lead in `gpud.core.service`, as of its last change or a later rebalancing.
         service_base: its service in `gpud.core.service` is this and ``capsm_scaled_ns``.
@@ -142,6 +149,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "is_sequence",
         "kept_until_ns",
         "killed",
+        "lane",
         "lead",
         "least",
         "most",
@@ -183,6 +191,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.quota = event.quota
         self.online = event.reservation is not None
         self.exclusive = event.exclusive
+        self.lane = event.lane
         self.weight = event.weight
         self.account: Account = NO_ACCOUNT
         self.tag = 0
@@ -233,8 +242,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     @property
     def what(self) -> str:
-        """How messages refer to the job: ``"job 3.17"``."""
-        return f"job {self.name}"
+        """How messages refer to the job: ``"job 3.17"``, or ``"lane 3.17"``."""
+        return f"{'lane' if self.lane else 'job'} {self.name}"
 
     @property
     def allocation(self) -> Fraction:

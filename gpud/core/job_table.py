@@ -114,11 +114,20 @@ class JobTable:
 
     # -- ending
 
-    def end(self, job: JobRecord, cause: GpudError) -> None:
+    def close_lane(self, job: JobRecord) -> None:
+        """End a lane because it is not needed any more, as `end`."""
+        if not job.started:
+            self.finish(job, JobCancelled(f"{job.what} was closed before it was open"))
+        else:
+            self.end(job, None)
+
+    def end(self, job: JobRecord, cause: GpudError | None) -> None:
         """End a job for ``cause``: at once if it has not started, else as its blocks leave."""
         if job.state is _ENDING:
+            job.cause = job.cause or cause  # of a lane that is being closed
             return
         if not job.started:
+            assert cause is not None, "only a started lane is ended without a cause"
             self.finish(job, cause)
             return
         job.cause = cause

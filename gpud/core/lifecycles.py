@@ -56,6 +56,7 @@ class JobInput(StrEnum):
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
+    CLOSE = "close"
 
 
 class SessionState(StrEnum):
@@ -127,6 +128,8 @@ JOBS: Table[JobState, JobInput] = {
     # It is being ended and has blocks left. The cause decides whether it is cancelled or failed.
     (JobState.ENDING, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.ENDING, JobInput.FAIL): JobState.FAILED,
+    # It is a lane, which has no end of its own.
+    (JobState.ENDING, JobInput.CLOSE): JobState.DONE,
 }
 
 SESSIONS: Table[SessionState, SessionInput] = {

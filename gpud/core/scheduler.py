@@ -112,6 +112,7 @@ class Scheduler:
             ev.JobPrepared: self._job_prepared,
             ev.ResizeRequested: self._resize_requested,
             ev.CancelRequested: self._cancel_requested,
+            ev.LaneCloseRequested: self._lane_close_requested,
             ev.BlocksLeft: self._blocks_left,
             ev.JobEnded: self._job_ended,
             ev.TimerFired: self._timer_fired,
@@ -234,7 +235,12 @@ class Scheduler:
     def _cancel_requested(self, event: ev.CancelRequested) -> None:
         job = self.jobs.get(event.job)
         if job is not None:
-            self.job_table.end(job, JobCancelled(f"job {job.name} was cancelled"))
+            self.job_table.end(job, JobCancelled(f"{job.what} was cancelled"))
+
+    def _lane_close_requested(self, event: ev.LaneCloseRequested) -> None:
+        lane = self.jobs.get(event.job)
+        if lane is not None and lane.lane:
+            self.job_table.close_lane(lane)
 
     # -- reports of devices
 
@@ -256,6 +262,8 @@ class Scheduler:
             self.job_table.finish(job, job.cause)
         elif event.failed:
             self.job_table.ended(job, JobInput.FAIL)
+        elif job.state is _ENDING:  # a lane that was closed
+            self.job_table.ended(job, JobInput.CLOSE)
         elif not event.complete:
             error = InternalError(
                 f"the device ended job {job.name} before all its task blocks had run",

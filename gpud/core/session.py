@@ -31,8 +31,10 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
         return f"session {self.session}"
 
     def add(self, job: JobRecord) -> None:
-        """Append a job to its stream."""
+        """Append a job to its stream; a lane is in none."""
         self.jobs[job.id] = job
+        if job.lane:
+            return
         stream = job.submission.stream
         before = self._last.get(stream)
         if before is not None:
@@ -43,6 +45,8 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
     def remove(self, job: JobRecord) -> JobRecord | None:
         """Remove a job from its stream; return the job that has become its head, if any."""
         del self.jobs[job.id]
+        if job.lane:
+            return None
         before, after = job.stream_prev, job.stream_next
         job.stream_prev = job.stream_next = None
         if before is not None:

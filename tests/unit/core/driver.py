@@ -77,6 +77,25 @@ class Driver:
     ) -> list[out.Command]:
         return self.submit(number, m, quota=share, **more)
 
+    def lane(self, number: int, reservation: str | None = None, **more: Any) -> list[out.Command]:
+        """Opens a lane; its slices are of 1/32 SM."""
+        return self.send(
+            ev.JobSubmitted(
+                self.now_ns,
+                JobId(number),
+                SessionId(more.pop("session", 1)),
+                more.pop("device", 0),
+                (),
+                None if reservation is None else Fraction(reservation),
+                Fraction(more.pop("quota")) if "quota" in more else None,
+                lane=True,
+                **more,
+            )
+        )
+
+    def close_lane(self, number: int) -> list[out.Command]:
+        return self.send(ev.LaneCloseRequested(self.now_ns, JobId(number)))
+
     def left(self, number: int, held: int, *, exhausted: bool = False) -> list[out.Command]:
         """The device reports that it has executed all commands and ``held`` slices are occupied."""
         epoch = self.job(number).epoch
