@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.instrumentation.driver import Gpu
+from bench.gpu.instrumentation.warm_up import warm_up
 from bench.gpu.record import cuda_device, keep, need_gpu
 from tests.conformance.runner import LoadedCase, headers_installed
 from tests.conformance.stress import stress
@@ -46,6 +47,7 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
+    warm_up(gpu)
     cases = [case for case in CASES if headers_installed() or not case.headers]
     with cuda_device() as device:
         cases = [case for case in cases if case.target <= device.capability]

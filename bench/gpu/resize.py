@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.gpu.instrumentation.clock_sync import Clock, GpuClock, between
 from bench.gpu.instrumentation.driver import Gpu
 from bench.gpu.instrumentation.timestamps import NotedKernel, Notes, quantiles_us
+from bench.gpu.instrumentation.warm_up import warm_up
 from bench.gpu.record import cuda_device, keep, need_gpu
 from tests.support.resizable_run import ResizableRun
 
@@ -66,6 +67,7 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
+    warm_up(gpu)
     with cuda_device() as device:
         found = measure(device, GpuClock(gpu), options.seconds, BLOCK_US, STEP_S)
     report(found)

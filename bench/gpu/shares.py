@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import gpud_client as gc
 from bench.gpu.instrumentation.driver import Gpu
 from bench.gpu.instrumentation.timestamps import ENTRY, NOTE_BYTES, OUT_BLOCKS, SOURCE, Notes
+from bench.gpu.instrumentation.warm_up import warm_up
 from bench.gpu.record import keep, need_gpu
 from gpud.demo.metrics import percentile
 
@@ -94,6 +95,7 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
+    warm_up(gpu)
     shares = measure("cuda", RESERVED, QUOTAS, options.seconds, BLOCK_US, WINDOW_NS)
     print(f"{'kind':<10}{'share':>6}{'allotted':>10}{'observed':>10}{'error p50':>11}{'most':>8}")
     for one in shares:

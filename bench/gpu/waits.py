@@ -26,11 +26,9 @@ Writes bench/results/gpu_waits.json part by part.
 from __future__ import annotations
 
 import argparse
-import mmap
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +37,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.instrumentation.busy_kernel import Act, BusyKernel
-from bench.gpu.instrumentation.driver import DriverError, Gpu, check
+from bench.gpu.instrumentation.calls_beside import calls, wide_bytes
+from bench.gpu.instrumentation.driver import Gpu, check
 from bench.gpu.instrumentation.timestamps import quantiles_us
 from bench.gpu.instrumentation.warm_up import warm_up
 from bench.gpu.record import keep, need_gpu
 from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.interface import pack_parameters
-
-SIZE = 2 << 20
-WIDE_BYTES = 96 << 10
-"""Shared memory of a wide block, at most; kernels without any get no such split."""
 
 WIDE = "much shared memory"
 STREAMS = 40
@@ -147,133 +142,6 @@ def sights(busy: BusyKernel, rounds: int = SIGHTS) -> dict[str, dict[str, float]
     return found
 
 
-def calls(busy: BusyKernel) -> dict[str, Any]:
-    """Make every call that gpud makes while kernels run, or would have to, but for loads."""
-    cu, gpu = busy.gpu.cu, busy.gpu
-    found: dict[str, Any] = {}
-    made: list[Any] = []
-
-    def pair(make: str, act: Act, unmake: str, undo: Callable[[Any], Any]) -> None:
-        """Both in their turn, beside a kernel each."""
-        made.clear()
-        found[make] = busy.run_beside(lambda: made.append(act()))
-        if made:
-            found[unmake] = busy.run_beside(lambda: undo(made[0]))
-
-    pair(
-        "cuMemHostAlloc",
-        lambda: check(cu.cuMemHostAlloc(SIZE, 2)),
-        "cuMemFreeHost",
-        lambda it: check(cu.cuMemFreeHost(it)),
-    )
-    pair(
-        "cuMemAlloc",
-        lambda: check(cu.cuMemAlloc(SIZE)),
-        "cuMemFree",
-        lambda it: check(cu.cuMemFree(it)),
-    )
-    with suppress(DriverError):  # a program that the linker does not take is loaded as text
-        found |= _linked(busy)
-    pair(
-        "cuStreamCreateWithPriority",
-        gpu.stream,
-        "cuStreamDestroy",
-        lambda it: check(cu.cuStreamDestroy(it)),
-    )
-    locked = mmap.mmap(-1, SIZE)
-    at = np.frombuffer(locked, np.uint8).ctypes.data
-    pair(
-        "cuMemHostRegister",
-        lambda: check(cu.cuMemHostRegister(at, SIZE, 0)),
-        "cuMemHostUnregister",
-        lambda _: check(cu.cuMemHostUnregister(at)),
-    )
-    _mapping(busy, pair)
-    with suppress(DriverError):  # older drivers have no green contexts
-        _green(busy, pair)
-    memory = gpu.buffer(np.zeros(1024, np.uint8))
-    given = np.zeros(1024, np.uint8)
-    found["cuMemcpyHtoD"] = busy.run_beside(lambda: memory.set(given))
-    found["cuMemcpyDtoH"] = busy.run_beside(memory.get)
-    which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    wide = busy.function("wide").handle
-    found["cuFuncSetAttribute"] = busy.run_beside(
-        lambda: check(cu.cuFuncSetAttribute(wide, which, _wide_bytes(gpu)))
-    )
-    return found
-
-
-def _linked(busy: BusyKernel) -> dict[str, Any]:
-    """Link a program to machine code, as gpud does; `bench.gpu.load_beside` loads it."""
-    cu = busy.gpu.cu
-    kind = cu.CUjitInputType.CU_JIT_INPUT_PTX
-    image = busy.text.encode() + b"\0"
-
-    def link() -> None:
-        state = check(cu.cuLinkCreate(0, [], []))
-        check(cu.cuLinkAddData(state, kind, image, len(image), b"program", 0, [], []))
-        check(cu.cuLinkComplete(state))
-        check(cu.cuLinkDestroy(state))
-
-    link()
-    return {"cuLinkCreate to cuLinkDestroy": busy.run_beside(link)}
-
-
-def _mapping(busy: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
-    """Map memory to a reserved address, and unmap it."""
-    cu = busy.gpu.cu
-    wanted = cu.CUmemAllocationProp()
-    wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    location = cu.CUmemLocation()
-    location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    wanted.location = location
-    access = cu.CUmemAccessDesc()
-    access.location = location
-    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    address = int(check(cu.cuMemAddressReserve(SIZE, 0, 0, 0)))
-
-    def commit() -> Any:
-        handle = check(cu.cuMemCreate(SIZE, wanted, 0))
-        check(cu.cuMemMap(address, SIZE, 0, handle, 0))
-        check(cu.cuMemSetAccess(address, SIZE, [access], 1))
-        return handle
-
-    def release(handle: Any) -> None:
-        check(cu.cuMemUnmap(address, SIZE))
-        check(cu.cuMemRelease(handle))
-
-    pair("cuMemCreate, cuMemMap, cuMemSetAccess", commit, "cuMemUnmap, cuMemRelease", release)
-    check(cu.cuMemAddressFree(address, SIZE))
-
-
-def _green(busy: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
-    """Make a green context of half of the SMs, and a stream in one."""
-    cu, gpu = busy.gpu.cu, busy.gpu
-    whole = check(
-        cu.cuDeviceGetDevResource(gpu.device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-    )
-
-    def made() -> Any:
-        groups, _, _ = check(cu.cuDevSmResourceSplitByCount(1, whole, 0, gpu.sms // 2))
-        described = check(cu.cuDevResourceGenerateDesc([groups[0]], 1))
-        return check(cu.cuGreenCtxCreate(described, gpu.device, 1))
-
-    pair(
-        "cuGreenCtxCreate",
-        made,
-        "cuGreenCtxDestroy",
-        lambda it: check(cu.cuGreenCtxDestroy(it)),
-    )
-    green = made()
-    pair(
-        "cuGreenCtxStreamCreate",
-        lambda: check(cu.cuGreenCtxStreamCreate(green, 1, gpu.highest_priority)),
-        "cuStreamDestroy, of a green context",
-        lambda it: check(cu.cuStreamDestroy(it)),
-    )
-    check(cu.cuGreenCtxDestroy(green))
-
-
 def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:
     """Return a launch on another stream, waited for: arguments of `BusyKernel.run_beside` by name.
 
@@ -304,8 +172,8 @@ def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:
             busy.event(busy.stream)
 
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    wide_bytes = _wide_bytes(busy.gpu)
-    check(cu.cuFuncSetAttribute(busy.function("wide").handle, which, wide_bytes))
+    wide = wide_bytes(busy.gpu)
+    check(cu.cuFuncSetAttribute(busy.function("wide").handle, which, wide))
     everywhere = {"blocks": 2 * busy.capacity(1024), "threads": 1024}
     one_each = {"blocks": busy.gpu.sms, "threads": 512}
     return {
@@ -313,7 +181,7 @@ def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:
         "a launch, a host function behind": {"act": elsewhere(), "behind": host_function},
         "a launch, 32 launches behind": {"act": elsewhere(), "behind": more},
         "a launch, a third stream behind": {"act": elsewhere(), "behind": wait_event},
-        WIDE: {"act": elsewhere("wide", wide_bytes), **one_each},
+        WIDE: {"act": elsewhere("wide", wide), **one_each},
         "urgent, twice as many blocks as fit": {"act": elsewhere(), **everywhere},
         # Last: the driver keeps the local memory that it allocates.
         "16 KiB of local memory a thread": {"act": elsewhere("deep")},
@@ -331,10 +199,6 @@ def divided_alike(busy: BusyKernel) -> dict[str, Any]:
     found = busy.run_beside(**case)
     check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_DEFAULT)))
     return found
-
-
-def _wide_bytes(gpu: Gpu) -> int:
-    return min(WIDE_BYTES, gpu.most_shared)
 
 
 def streams_at_once(busy: BusyKernel, count: int = STREAMS) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -134,14 +135,14 @@ class Modules:
     Attributes:
         programs: runs them.
         attributes: of every function, by name.
-        launched: how many kernels were launched.
+        launched: how many kernels were launched, by name.
     """
 
     def __init__(self, driver: ModelDriver, programs: Programs, device: Mapping[str, int]) -> None:
         self._driver = driver
         self.programs = programs
         self.attributes = {key: device.get(key, value) for key, value in ATTRIBUTES.items()}
-        self.launched = 0
+        self.launched: Counter[str] = Counter()
 
     # -- programs
 
@@ -311,7 +312,7 @@ class Modules:
 
             with self._driver.lock:
                 loaded.flying += captured
-                self.launched += 1
+                self.launched[function.name] += 1
             self.programs.start(launch, ended)
 
         self._driver.streams.put(stream, begin)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.gpu import load_beside, machine, record, waits
+from bench.gpu import load_beside, machine, random_resizes, record, resize, shares, waits
 from bench.gpu.instrumentation import driver
 from bench.gpu.instrumentation.busy_kernel import BusyKernel
+from bench.gpu.instrumentation.calls_beside import calls
 from bench.gpu.instrumentation.driver import DriverError, Gpu, check
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from tests.driver_model import CPUDriver
 
@@ -42,7 +46,7 @@ def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> No
 
 
 def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
-    found = waits.calls(BusyKernel(gpu, 0.05))
+    found = calls(BusyKernel(gpu, 0.05))
     assert found["cuMemFree"]["waits"]
     assert found["cuMemFreeHost"]["waits"]
     assert {"cuMemHostAlloc", "cuMemHostUnregister", "cuStreamDestroy", "cuGreenCtxDestroy"} <= {
@@ -95,6 +99,27 @@ def test_the_machine_is_described_and_warmed_up(
     gpu.cu.contexts.version = 11000
     assert machine.main() == 1
     assert "refuses: install NVRTC of that version" in capsys.readouterr().err
+
+
+class Measures(Exception):
+    """A benchmark begins to measure."""
+
+
+@pytest.mark.parametrize("bench", [resize, shares, random_resizes])
+def test_clocks_are_up_before_anything_is_measured(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, bench: Any
+) -> None:
+    def measure(*_: object, **__: object) -> None:
+        raise Measures(gpu.cu.modules.launched["warm"])
+
+    monkeypatch.setattr(record, "missing", lambda: "")
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    monkeypatch.setattr("gpud.device.cuda.device.open_driver", lambda: Driver(gpu.cu))
+    monkeypatch.setenv("GPUD_WARM_UP_S", "0.01")
+    with pytest.raises(Measures) as found:
+        bench.main()
+    assert found.value.args[0] >= 1
 
 
 def test_a_read_of_a_word_takes_time(gpu: Gpu) -> None:

@@ -38,7 +38,7 @@ from gpud.compiler.ptx.model import (
     Symbol,
     immediate,
 )
-from gpud.device.cuda.program.report_blocks import is_persistent
+from gpud.device.cuda.program.report_blocks import is_persistent, load_status
 
 __all__ = ["PERIOD", "add_host_poll", "reads_order"]
 
@@ -71,7 +71,7 @@ def _changed(entry: Function) -> Function:
                 if isinstance(one, Instruction) and one.opcode.base == "bra"
             )
             assert isinstance(release, Symbol)
-            _emit_poll(code, f"near{number}", Symbol(control), slot, release)
+            _emit_poll(code, f"near{number}", entry, slot, release)
             body += code.body
             code.body = []
         body.append(statement)
@@ -90,11 +90,10 @@ def reads_order(statement: Statement) -> bool:
 
 
 def _emit_poll(
-    code: CodeBuilder, behind: str, control: Symbol, slot: Register, release: Symbol
+    code: CodeBuilder, behind: str, entry: Function, slot: Register, release: Symbol
 ) -> None:
     """Go to ``release`` if it is time to look and the host has all blocks release."""
     place, now, since = (code.register(name) for name in ("place", "now", "since"))
-    ctl, status = code.register("control", "b64"), code.register("status", "b64")
     yes, near = code.register("yes", "pred"), code.label(behind)
     code("and.b32", place, slot, immediate(-8))
     code("mov.u32", now, SpecialRegister("%clock"))
@@ -103,8 +102,7 @@ def _emit_poll(
     code("setp.lt.u32", yes, since, PERIOD)
     code("bra", near, when=yes)
     code("st.shared.u32", Address(place, _LAST_POLL), now)
-    code("ld.param.u64", ctl, Address(control))
-    code("ld.global.nc.u64", status, Address(ctl, cw.STATUS))
+    status = load_status(code, entry)
     code("ld.volatile.global.u32", since, Address(status, cw.HALT))
     code("setp.ne.u32", yes, since, 0)
     code("bra", release, when=yes)

@@ -47,7 +47,7 @@ from gpud.compiler.ptx.model import (
     immediate,
 )
 
-__all__ = ["is_persistent", "is_rewritten", "report_blocks"]
+__all__ = ["is_persistent", "is_rewritten", "load_status", "report_blocks"]
 
 _COUNT = "red.global.add.u32"
 
@@ -70,10 +70,8 @@ def report_blocks(program: Module) -> Module:
         if function.kind != "entry" or function.body is None or not is_rewritten(function):
             return function
         code = CodeBuilder(stem)
-        control, status = code.register("control", "b64"), code.register("status", "b64")
         block, thread = code.register("block"), code.register("thread")
         reports = code.register("reports", "pred")
-        code("ld.param.u64", control, Address(Symbol(function.parameters[-1].name)))
         code("mov.u32", block, SpecialRegister("%ctaid.x"))
         code("mov.u32", thread, SpecialRegister("%tid.x"))
         if is_persistent(function):
@@ -81,13 +79,13 @@ def report_blocks(program: Module) -> Module:
             code("setp.eq.u32", reports, thread, 0)
             code("mov.u32", sm, SpecialRegister("%smid"))
             code("add.u32", sm, sm, 1)
-            code("ld.global.nc.u64", status, Address(control, cw.STATUS), when=reports)
+            status = load_status(code, function, when=reports)
             code("mad.wide.u32", place, block, 2, status, when=reports)
             code("st.volatile.global.u16", Address(place, cw.SM), sm, when=reports)
         else:
             code("or.b32", block, block, thread)
             code("setp.eq.u32", reports, block, 0)
-            code("ld.global.nc.u64", status, Address(control, cw.STATUS), when=reports)
+            status = load_status(code, function, when=reports)
             code("st.volatile.global.u32", Address(status, cw.BEGUN), 1, when=reports)
         declarations, rest = split_declarations(function.body)
         begins, code.body = code.body, []
@@ -95,6 +93,14 @@ def report_blocks(program: Module) -> Module:
         return replace(function, body=[*declarations, *code.declarations, *begins, *rest])
 
     return map_functions(program, change)
+
+
+def load_status(code: CodeBuilder, entry: Function, *, when: Register | None = None) -> Register:
+    """Append the load of the status record's address, in threads with ``when``; its register."""
+    control, status = code.register("control", "b64"), code.register("status", "b64")
+    code("ld.param.u64", control, Address(Symbol(entry.parameters[-1].name)))
+    code("ld.global.nc.u64", status, Address(control, cw.STATUS), when=when)
+    return status
 
 
 def _left(code: CodeBuilder, statement: Statement) -> list[Statement]:
