@@ -36,10 +36,10 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.toolchain.nvrtc import compile_cuda
+from gpud.device import jit
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
-from gpud.device.cpu.ir import jit
 from gpud.errors import GpudError
 from tests.conformance.runner import headers_installed, source_of
 from tests.conformance.suite import CASES, Case

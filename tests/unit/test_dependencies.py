@@ -19,7 +19,7 @@ ABOVE = "gpud"  # anything of gpud's
 BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
 SAME = (  # for all devices
     "gpud.device.claim_size", "gpud.device.faults", "gpud.device.launch_checks",
-    "gpud.device.printf", "gpud.device.readable",
+    "gpud.device.jit", "gpud.device.printf", "gpud.device.readable",
 )  # fmt: skip
 BELOW_STATE = (
     "gpud.units", "gpud.errors", "gpud.config", "gpud.wire", "gpud.core", "gpud.compiler",
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
+    "gpud.device.jit": ("llvmlite",),
     "gpud.device.host": (
         *BELOW_DEVICES,
         "gpud.device",

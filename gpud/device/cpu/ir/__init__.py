@@ -1,1 +1,1 @@
-"""LLVM IR of the CPU device: written as text, seen by one PTX thread, and compiled."""
+"""LLVM IR of the CPU device: written as text, seen by one PTX thread."""

@@ -30,9 +30,9 @@ from functools import cache
 
 import numpy as np
 
+from gpud.device import jit
 from gpud.device.cpu.abi.layout import align_up
 from gpud.device.cpu.abi.record_access import compare, load, offset, store
-from gpud.device.cpu.ir import jit
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["GRANULE", "HEAP_BYTES", "Heap", "install"]

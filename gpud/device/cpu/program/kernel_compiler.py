@@ -9,10 +9,10 @@ from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
+from gpud.device import jit
 from gpud.device.cpu.abi.layout import ModuleLayout, Shape
 from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
-from gpud.device.cpu.ir import jit
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
 
 __all__ = ["compile_kernel"]

@@ -18,10 +18,10 @@ from gpud.compiler.abi.reserved_names import ARENA, HEAP
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
+from gpud.device import jit
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.artifact import ENTRY_POINTS, GeneratedKernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
-from gpud.device.cpu.ir import jit
 from gpud.device.cpu.program import printf
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult, KernelCompiler
 from gpud.device.cpu.program.heap import Heap

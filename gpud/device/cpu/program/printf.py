@@ -14,7 +14,7 @@ import ctypes
 from functools import cache
 from typing import Protocol
 
-from gpud.device.cpu.ir import jit
+from gpud.device import jit
 from gpud.device.printf import conversions, format_printf
 from gpud.device.readable import ReadableRanges
 

@@ -41,6 +41,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from gpud.device import jit
 from gpud.device.cpu.abi.layout import HEADER, Failure, Setup
 from gpud.device.cpu.abi.record_access import (
     Record,
@@ -70,7 +71,6 @@ from gpud.device.cpu.abi.records import (
     ExitReason,
 )
 from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
-from gpud.device.cpu.ir import jit
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell

@@ -177,7 +177,7 @@ def test_an_idle_sm_sleeps(device: CPUDevice) -> None:
 YIELDS = """
 import ctypes, sys
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.ir import jit
+from gpud.device import jit
 yields = []
 count = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: yields.append(1) or 0)
 jit.add_symbols({"sched_yield": jit.callback_address(count)})

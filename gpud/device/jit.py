@@ -1,4 +1,4 @@
-"""The only interface to LLVM: compiles IR text to machine code and loads it.
+"""The only interface to LLVM, for all devices: compiles IR text to machine code and loads it.
 
 Errors from LLVM are bugs of the code generator, never the user's: they are raised as `RuntimeError`
 with the function at fault, and the caller can dump the IR.
