@@ -33,6 +33,7 @@ from gpud.core.commands import Command, ResizeJob, StartJob
 from gpud.core.device_users import DeviceUsers
 from gpud.core.job import Because, JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
+from gpud.core.pause import Pause
 from gpud.core.service import ServiceRecord
 from gpud.core.settings import Settings
 from gpud.core.users import UserRecord
@@ -89,6 +90,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         holds: what makes up held_back: (when the hold expires, amount), oldest first.
         resized, starting: jobs for which `take_commands` has to issue commands.
         because, because_of: why `resize` is called, and for which online job.
+        pause: who has paused the device; None: nobody.
         dirty: something has changed since the policy was last run.
     """
 
@@ -135,6 +137,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.starting: list[JobRecord] = []
         self.because = Because.FREE
         self.because_of: JobId | None = None
+        self.pause: Pause | None = None
         self.dirty = False
         self.now_ns = now_ns
         self._hold_ns = settings.hold_ns if separates_online else 0
@@ -215,6 +218,14 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     # -- called by the scheduler
+
+    def set_pause(self, pause: Pause | None) -> None:
+        """Pause the device, or end that: jobs that wait are in no queue while it is paused."""
+        self.pause = pause
+        self.dirty = True
+        for job in self.jobs.values():
+            if job.state is _WAITING:
+                self.update_queues(job)
 
     def add(self, job: JobRecord, user: UserRecord) -> None:
         """Add a job that waits for capacity."""
@@ -396,6 +407,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         """Return the queues that a job belongs in now, with its entries there."""
         state = job.state
         if state is _WAITING:
+            if self.pause is not None:
+                return []
             if job.online and self._separates_online:
                 return [(self.waiting_online, (*sort_keys.deadline_key(job), job))]
             return [(self.waiting, (*sort_keys.start_key(job), job))]

@@ -1,4 +1,4 @@
-"""The table of devices: what follows for their jobs when a device host comes up or is lost.
+"""The table of devices: what follows for their jobs when one comes up, is lost, or is paused.
 
 Problem: hosts crash, hang and are replaced. Each job on one must then either wait for the next
 host, if it had not begun, or fail with the reason, and with the job to blame if that is known.
@@ -16,9 +16,10 @@ from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.admission import check_caps
 from gpud.core.device import DeviceRecord
-from gpud.core.job import JobRecord
+from gpud.core.job import Because, JobRecord
 from gpud.core.job_table import JobTable
 from gpud.core.lifecycles import DeviceInput, JobInput, JobState
+from gpud.core.pause import Pause
 from gpud.core.policy import Policy
 from gpud.core.settings import Settings
 from gpud.core.sort_keys import preparation_key
@@ -120,6 +121,30 @@ class DeviceTable:
                 times = f"{job.preparations} times while job {job.name} was being made ready on it"
                 what = f"was lost {times}, the last time because it {reason}"
                 finish(job, device.lost_error(what))
+
+    def pause(self, event: ev.PauseRequested) -> None:
+        """Start nothing more on a device, and with ``now`` have its jobs give up what they have."""
+        device = self._devices.get(event.device)
+        if device is None:
+            return
+        device.now_ns = self._job_table.now_ns
+        at_ns = device.now_ns if device.pause is None else device.pause.at_ns
+        by, since = event.by, event.since
+        if device.pause is not None:
+            by, since = device.pause.by, device.pause.since
+        device.set_pause(Pause(by, since, event.now, at_ns))
+        if event.now and self._policy.resizes:
+            with device.changing(Because.PAUSE):
+                for job in device.sharing():
+                    if job.live and job.slices:
+                        device.resize(job, 0)
+
+    def resume(self, event: ev.ResumeRequested) -> None:
+        """Let a device go on."""
+        device = self._devices.get(event.device)
+        if device is not None and device.pause is not None:
+            device.now_ns = self._job_table.now_ns
+            device.set_pause(None)
 
     def replace(self, device: DeviceRecord, culprit: JobRecord) -> None:
         """Command another host for a device, because a job does not end."""

@@ -23,7 +23,9 @@ __all__ = [
     "JobSubmitted",
     "LaneCloseRequested",
     "LaunchShape",
+    "PauseRequested",
     "ResizeRequested",
+    "ResumeRequested",
     "SessionClosed",
     "SessionOpened",
     "TimerFired",
@@ -244,10 +246,37 @@ class TimerFired(NamedTuple):
     now_ns: int
 
 
+class PauseRequested(NamedTuple):
+    """An administrator pauses a device: no job is started on it until `ResumeRequested`.
+
+    Of a device that is paused, the latest request holds; it stays paused for whoever was first.
+
+    Attributes:
+        by: who, for messages.
+        since: when, for messages.
+        now: those that run give up what they have, too, as far as they can be resized and have no
+            reservation. They keep what they have done.
+    """
+
+    now_ns: int
+    device: int
+    by: str
+    since: str
+    now: bool = False
+
+
+class ResumeRequested(NamedTuple):
+    """An administrator ends the pause of a device. Ignored if it is not paused."""
+
+    now_ns: int
+    device: int
+
+
 class DrainRequested(NamedTuple):
     """The daemon is shutting down: accept no more jobs.
 
-    `gpud.core.commands.Drained` follows when no job is left.
+    `gpud.core.commands.Drained` follows when no job is left. Jobs that have not begun and wait for
+    a paused device are cancelled at once.
 
     Attributes:
         until_ns: absolute; jobs that have not ended by then are cancelled.
@@ -271,5 +300,7 @@ Event = (
     | BlocksLeft
     | JobEnded
     | TimerFired
+    | PauseRequested
+    | ResumeRequested
     | DrainRequested
 )

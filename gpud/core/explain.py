@@ -34,6 +34,7 @@ _BECAUSE = {
     Because.CAP: "because its user had more than the user may hold",
     Because.OWNER: "because its quota or reservation was changed",
     Because.FREE: "from what had come free",
+    Because.PAUSE: "because its device was paused",
 }
 
 
@@ -85,6 +86,9 @@ def _present(
         yield f"it is {job.state}, with {_sms(job.allocation)} of {_wanted(job, device)}"
         if job.exhausted:
             yield "all its task blocks are begun; what it has falls as they end"
+    if device.pause is not None and (device.pause.now or job.state is JobState.WAITING):
+        yield "gpuctl resume, by root or the daemon's own user, lets it go on"
+        return
     if job.state is JobState.BLOCKED or device.state is not DeviceState.READY:
         return
     lacks = job.state in (JobState.WAITING, JobState.PAUSED) or job.slices < job.most

@@ -33,6 +33,7 @@ class Because(StrEnum):
     CAP = "cap"
     OWNER = "owner"
     MOVED = "moved"
+    PAUSE = "pause"
 
 
 class ShareChange(NamedTuple):

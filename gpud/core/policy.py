@@ -19,12 +19,14 @@ class Policy(Protocol):
         separates_online: online jobs wait in a queue of their own and are never shrunk.
         keeps_reservations: a started online job never has less than its reservation; if not, no
             job can be online.
+        resizes: it can take from a running job what it has, and give it back later.
         counts_service: it shares by the service that jobs received (`gpud.core.service`).
     """
 
     name: ClassVar[str]
     separates_online: ClassVar[bool]
     keeps_reservations: ClassVar[bool]
+    resizes: ClassVar[bool]
     counts_service: ClassVar[bool]
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:

@@ -18,6 +18,7 @@ names, gives_up is shown in `tests.unit.core.test_preparing`):
     quota: no offline job is allocated, or physically holds, more than its quota;
     reservation: no started online job has less than its reservation, until every task block of it
         is claimed;
+    paused: as in `gpud.core.pause`;
     partitions: the SMs dedicated to exclusive jobs are within what the device supports, in number
         and granularity; no other job gets them until the exclusive job has ended;
     once: a job that is finished as done has run every task block, and no job is started again once
@@ -116,6 +117,8 @@ class Scheduler:
             ev.BlocksLeft: self._blocks_left,
             ev.JobEnded: self._job_ended,
             ev.TimerFired: self._timer_fired,
+            ev.PauseRequested: self._device_table.pause,
+            ev.ResumeRequested: self._device_table.resume,
             ev.DrainRequested: self._drain_requested,
         }
 
@@ -285,7 +288,8 @@ class Scheduler:
         planned_ns = device.rebalance_at_ns
         if device.users.changed:
             weigh_users(device)
-        self.policy.rebalance(device)
+        if device.pause is None or not device.pause.now:
+            self.policy.rebalance(device)
         device.dirty = False  # set by the policy's own changes
         if device.rebalance_at_ns is not None and device.rebalance_at_ns != planned_ns:
             self._timers.add(device.rebalance_at_ns, Timer.REBALANCE, device.index)
@@ -319,7 +323,7 @@ class Scheduler:
             device.rebalancing = device.dirty = True
         elif what is Timer.DRAIN:
             begun = JobCancelled("the daemon shut down before the job had ended")
-            waiting = Draining("the daemon shut down before the job had begun; submit it again")
+            waiting = _drained_before()
             for job in reversed(list(self.jobs.values())):
                 if job.id in self.jobs:
                     self.job_table.end(job, begun if job.started else waiting)
@@ -358,6 +362,10 @@ class Scheduler:
     def _drain_requested(self, event: ev.DrainRequested) -> None:
         self.draining = True
         self._timers.add(event.until_ns, Timer.DRAIN, 0)
+        for job in reversed(list(self.jobs.values())):
+            device = self.devices.get(job.device)
+            if job.id in self.jobs and not job.started and device is not None and device.pause:
+                self.job_table.end(job, _drained_before())
 
     def _set_timer(self) -> None:
         """Commands the server's timer to be set if a timer is due before the one it is set to."""
@@ -366,3 +374,7 @@ class Scheduler:
             self._armed_ns = first_ns
             self._out.append(out.SetTimer(first_ns))
         self._timers.prune(2 * len(self.jobs) + len(self.devices), self._is_relevant)
+
+
+def _drained_before() -> Draining:
+    return Draining("the daemon shut down before the job had begun; submit it again")

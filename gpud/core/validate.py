@@ -1,10 +1,10 @@
 """Checks every invariant of a scheduler's state from scratch, in tests and under ``debug``.
 
 Properties checked, as named in `gpud.core.scheduler`: capacity, quota, reservation, partitions,
-prepared; and of the bookkeeping: sums (of devices and of users), filed (see `gpud.core.device`),
-service (`counted` in `gpud.core.service`), sessions (each unfinished job is in exactly one
-session). Properties of a history rather than of one state (once, awake, equal_logs) are checked by
-the tests, against a model of a device.
+prepared, paused; and of the bookkeeping: sums (of devices and of users), filed (see
+`gpud.core.device`), service (`counted` in `gpud.core.service`), sessions (each unfinished job is in
+exactly one session). Properties of a history rather than of one state (once, awake, equal_logs) are
+checked by the tests, against a model of a device.
 """
 
 from __future__ import annotations
@@ -97,7 +97,17 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
         sms % max(1, device.partitions.step) for sms in own
     ):
         yield f"partitions: {device.what} sets {own} SMs apart, and can {device.partitions}"
+    yield from _paused(device, jobs)
     yield from _filed(device, jobs)
+
+
+def _paused(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
+    pause = device.pause
+    if pause is None:
+        return
+    for job in jobs:
+        if job.started_ns is not None and job.started_ns > pause.at_ns:
+            yield f"paused: {_story(job)} was started, {device.what} is paused since {pause.at_ns}"
 
 
 def _accounts(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:

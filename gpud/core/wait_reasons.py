@@ -17,6 +17,8 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
             return f"follows job {job.stream_prev.name} in its stream"
         return f"follows {job.after_left} other job{'s' if job.after_left > 1 else ''}"
     if job.state is JobState.PAUSED:
+        if device.pause is not None and device.pause.now:
+            return _paused(device)
         if device.online_allocated:
             return "online jobs have its capacity"
         return "it is the turn of other offline jobs, which were served less"
@@ -26,6 +28,8 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
         return f"device {device.name} is being started"
     if job.state is JobState.PREPARING:
         return f"what it needs is on its way to device {device.name}"
+    if device.pause is not None:
+        return _paused(device)
     needed = to_fraction(job.least * job.slice)
     capped = _capped_reason(job)
     if capped is not None:
@@ -35,6 +39,11 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
     if job not in ahead:
         return f"{needs}, and other jobs wait in front of it"
     return f"{needs}, {'which is' if needed == 1 else 'which are'} not free"
+
+
+def _paused(device: DeviceRecord) -> str:
+    assert device.pause is not None
+    return f"device {device.index} is paused by {device.pause.by} since {device.pause.since}"
 
 
 def _capped_reason(job: JobRecord) -> str | None:

@@ -75,6 +75,10 @@ def step(world: World, draw: random.Random) -> None:
         work = works[draw.choice(list(works))]
         work.stuck = work.stuck or draw.random() < 0.2
         work.deaf = draw.random() < 0.3
+    elif 0.97 <= chance < 0.975:
+        world.pause(device, now=draw.random() < 0.5)
+    elif chance >= 0.975 and device in world.paused:
+        world.resume(device)
 
 
 def prepare(world: World, draw: random.Random) -> None:

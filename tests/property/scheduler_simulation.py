@@ -30,6 +30,7 @@ from gpud.units import JobId, Partitions, SessionId, job_id
 CHECKS = (
     "capacity",
     "quota",
+    "paused",
     "reservation",
     "partitions",
     "prepared",
@@ -164,6 +165,7 @@ class World:
         self.sessions: dict[SessionId, int] = {}  # jobs numbered so far
         self.closing: list[SessionId] = []
         self.started: dict[JobId, None] = {}
+        self.paused: dict[int, bool] = {}  # by device: whether what ran made room, too
         self.timer_ns: int | None = None
         self.drained = 0
         self.draining = False
@@ -222,6 +224,14 @@ class World:
 
     def cancel(self, job: JobId) -> None:
         self.send(ev.CancelRequested(self.now_ns, job))
+
+    def pause(self, device: int, *, now: bool) -> None:
+        self.paused[device] = now
+        self.send(ev.PauseRequested(self.now_ns, device, "u0", "12:00", now))
+
+    def resume(self, device: int) -> None:
+        self.paused.pop(device, None)
+        self.send(ev.ResumeRequested(self.now_ns, device))
 
     def drain(self, after_ns: int) -> None:
         if not self.draining:
@@ -403,7 +413,8 @@ class World:
             work = self.work[command.device][command.job]
             gives = command.slices < work.commanded and self.reservation[command.job] is None
             alone = self.scheduler.policy.name != "equal" and not online
-            if gives and alone and not isinstance(event, ev.ResizeRequested):
+            asked = isinstance(event, ev.ResizeRequested | ev.PauseRequested)
+            if gives and alone and not asked:
                 held = self.now_ns - work.changed_ns >= self.settings.rebalance_hold_ns
                 if not held or self.now_ns - work.gave_ns < self.settings.turn_ns:
                     raise Broken(
@@ -431,6 +442,8 @@ class World:
             case out.StartJob():
                 if command.job in self.lacking:
                     raise Broken("prepared", f"{command}, and its device lacks what it needs")
+                if command.device in self.paused:
+                    raise Broken("paused", f"{command}, and its device is paused")
                 if command.job in self.started:
                     raise Broken("once", f"{command} starts a job for the second time")
                 if self.sms[command.device] is None or command.job not in self.live:
@@ -458,6 +471,8 @@ class World:
                     raise Broken("once", f"{command} is not of epoch {work.commanded_epoch}")
                 if command.slices > work.commanded and self.reservation[command.job] is None:
                     grew[command.device] = None
+                    if self.paused.get(command.device):
+                        raise Broken("paused", f"{command} gives on a device that is paused")
                 work.commanded = command.slices
                 work.inbox.append(command)
             case out.EndJob():
@@ -571,6 +586,11 @@ class World:
         record = self.scheduler.jobs.get(job)
         if record is None:
             raise Broken("once", f"job {job} is on a device and forgotten")
+        if self.paused.get(record.device) and self.scheduler.policy.resizes:
+            ends = work.told_to_end or (work.reported is not None and work.reported[1])
+            fixed = work.whole or self.reservation[job] is not None
+            if work.commanded and not ends and not fixed:
+                raise Broken("paused", f"job {job} has {work.commanded} slices")
         if max(bound, 0) * record.slice > record.charge:
             raise Broken("books", f"job {job} holds or will hold {bound} slices: {record.charge}")
         reservation, quota = self.reservation[job], self.quota[job]
@@ -701,6 +721,7 @@ class World:
             if (
                 sms is not None
                 and not stuck
+                and not self.paused.get(device)
                 and self.scheduler.policy.keeps_reservations
                 and self.scheduler.policy.separates_online
             ):
@@ -721,6 +742,8 @@ class World:
             (job, work) for job, work in running
             if self.reservation[job.id] is None and not work.whole and not work.ending
         ]  # fmt: skip
+        if device in self.paused:
+            online, offline = [], []
         if online:
             first = online[0]
             amount = Fraction(
@@ -757,6 +780,8 @@ class World:
 
     def finish(self) -> None:
         """Ends everything: whatever is left must be able to end."""
+        for device in list(self.paused):
+            self.resume(device)
         for _ in range(100_000):
             self._revive()
             self.come_to_rest()

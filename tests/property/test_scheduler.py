@@ -191,6 +191,14 @@ class Histories(RuleBasedStateMachine):
     def rest(self) -> None:
         self.world.come_to_rest()
 
+    @rule(data=st.data(), how=st.sampled_from(("pause", "now", "resume", "resume")))
+    def pause_or_resume(self, data: st.DataObject, how: str) -> None:
+        device = self.pick(data, self.world.sms)
+        if how == "resume":
+            self.world.resume(device)
+        else:
+            self.world.pause(device, now=how == "now")
+
     @rule(sure=st.integers(0, 9), after_ns=st.sampled_from((0, 100)))
     def drain(self, sure: int, after_ns: int) -> None:
         if sure == 9:
@@ -507,12 +515,32 @@ def with_job_table(job_table: type[JobTable]) -> Callable[[], Scheduler]:
     return make
 
 
+class GivesWhileItIsPaused(Scheduler):
+    """What jobs of a paused device were made to give up they get again at the next event."""
+
+    def _rebalance(self, device: DeviceRecord) -> None:
+        pause = device.pause
+        if pause is not None:
+            device.pause = pause._replace(now=False)
+        super()._rebalance(device)
+        device.pause = pause
+
+
+def never_paused() -> Scheduler:
+    """Return a scheduler whose devices take no notice of a pause."""
+    scheduler = Scheduler(SHORT)
+    scheduler._handlers = {**scheduler._handlers, ev.PauseRequested: lambda event: None}
+    return scheduler
+
+
 FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (under(TakesWhatIsNotThere), {"capacity"}),
     (under(RoundsQuotasUp), {"quota"}),
     (under(ForgetsWhatIsHeld), {"quota"}),
     (under(TakesFromOnline), {"reservation"}),
     (under(SetsTooManyApart), {"partitions"}),
+    (lambda: GivesWhileItIsPaused(SHORT), {"paused"}),
+    (never_paused, {"paused"}),
     (under(Oversleeps), {"awake"}),
     (under(NeverGrows), {"awake"}),
     (under(Moody), {"equal_logs"}),

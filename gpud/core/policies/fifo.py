@@ -23,6 +23,7 @@ class Fifo(Resizing):
     name: ClassVar[str] = "fifo"
     separates_online: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
     counts_service: ClassVar[bool] = False
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:

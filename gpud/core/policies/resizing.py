@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gpud.core import admission
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
@@ -11,7 +13,9 @@ __all__ = ["Resizing"]
 
 
 class Resizing:
-    """The base of policies that resize jobs."""
+    """The base of policies."""
+
+    resizes: ClassVar[bool] = True
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policy.Policy.size`."""

@@ -150,6 +150,12 @@ class Driver:
         others = tuple(map(JobId, unstarted))
         return self.send(ev.DeviceFailed(self.now_ns, device, reason, final, one, others))
 
+    def pause(self, device: int = 0, *, now: bool = False, by: str = "u1") -> list[out.Command]:
+        return self.send(ev.PauseRequested(self.now_ns, device, by, "12:00", now))
+
+    def resume(self, device: int = 0) -> list[out.Command]:
+        return self.send(ev.ResumeRequested(self.now_ns, device))
+
     def send_drain(self, until_ns: int) -> list[out.Command]:
         return self.send(ev.DrainRequested(self.now_ns, until_ns))
 

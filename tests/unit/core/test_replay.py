@@ -36,6 +36,8 @@ EVENTS: list[ev.Event] = [
     ev.JobEnded(10, JOB, True, False),
     ev.DeviceFailed(11, 0, "it\n\"crashed\" ☹", True),
     ev.SessionClosed(12, SESSION),
+    ev.PauseRequested(13, 0, "alice", "2026-11-23 14:02", True),
+    ev.ResumeRequested(13, 0),
     ev.DrainRequested(13, 20),
 ]  # fmt: skip
 
