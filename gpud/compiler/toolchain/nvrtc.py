@@ -23,8 +23,8 @@ Source: NVRTC user guide 13.0 (API, options, language).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, cast
@@ -33,6 +33,8 @@ from gpud.compiler.abi.fault_sites import SOURCE_NAME
 from gpud.compiler.kernel_names import is_mangled
 from gpud.compiler.toolchain.c_headers import C_HEADERS
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.host_code import DeviceCode, without_host_code
+from gpud.compiler.toolchain.host_headers import HOST_HEADERS
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -59,6 +61,8 @@ _ARCH_OPTION = re.compile(r"\s*(--gpu-architecture|-arch)(=|$)")
 # NVRTC skips white space before an option.
 _FILE_OPTION = re.compile(r"\s*--?(time|fdevice-time-trace|create-pch|use-pch|pch|pch-dir)(=|\s|$)")
 _STD_OPTION = re.compile(r"(--std|-std)(=|$)")
+_DEVICE_OPTION = re.compile(r"\s*--?(device-as-default-execution-space|default-device)\b")
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,11 @@ def compile_cuda(
 ) -> CompiledSource:
     """Compile CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
 
-    The language is C++17 unless ``options`` say otherwise, with integers of 128 bits. CUDA's
-    headers can be included if the machine has them, see
-    `gpud.compiler.toolchain.cuda_headers`, and those of C, see
-    `gpud.compiler.toolchain.c_headers`.
+    The language is C++17 unless ``options`` say otherwise, with integers of 128 bits. A source
+    that does not compile is tried again without its host code, see
+    `gpud.compiler.toolchain.host_code`; the log names what was skipped. CUDA's headers can be
+    included if the machine has them, see `gpud.compiler.toolchain.cuda_headers`, and those of C,
+    see `gpud.compiler.toolchain.c_headers`.
 
     Args:
         source: CUDA C++ text; kernels are ``__global__`` functions.
@@ -119,12 +124,58 @@ def compile_cuda(
         *(f"--include-path={path}" for path in cuda_include_paths(nvrtc_version()[0])),
     ]
     expressions = [name for name in name_expressions if not is_mangled(name)]
-    with _Program(source) as program:
+    try:
+        return _compiled(source, C_HEADERS, arguments, expressions)
+    except CompileError as error:
+        device = _device_code(source, options, error)
+        if device is None:
+            raise
+    try:
+        compiled = _compiled(device.text, C_HEADERS | HOST_HEADERS, arguments, expressions)
+    except CompileError as error:
+        _add_hint(error, device)
+        raise error from None
+    return replace(compiled, log=compiled.log + _skipped(device))
+
+
+def _compiled(
+    source: str,
+    headers: Mapping[str, str],
+    arguments: Sequence[str],
+    expressions: Sequence[str],
+) -> CompiledSource:
+    with _Program(source, headers) as program:
         for expression in expressions:
             program.add_name_expression(expression)
         log = program.compile(arguments)
         lowered = {name: program.lowered_name(name) for name in expressions}
         return CompiledSource(program.ptx(), log, lowered)
+
+
+def _device_code(source: str, options: Sequence[str], refusal: CompileError) -> DeviceCode | None:
+    """Return a refused source without its host code; None: that would not help."""
+    if any(map(_DEVICE_OPTION.match, options)):
+        return None
+    device = without_host_code(source, options)
+    changed = device.text != source or "cannot open source file" in refusal.message
+    return None if device.empty or not changed else device
+
+
+def _skipped(device: DeviceCode) -> str:
+    """Return a line for the log about what was not compiled."""
+    names = [f"{name} (line {line})" for name, line in device.names.items()]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"skipped for the host: {', '.join(names[:20])}{more}\n" if names else ""
+
+
+def _add_hint(error: CompileError, device: DeviceCode) -> None:
+    """Say in an error about an unknown name that it was host code, if it was."""
+    unknown = _UNDEFINED.search(error.message)
+    if unknown and unknown[1] in device.names:
+        error.message += (
+            f"\n{unknown[1]!r}, line {device.names[unknown[1]]}, has no __device__ and is "
+            "skipped as host code"
+        )
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -189,15 +240,15 @@ def _check_options(options: Sequence[str]) -> None:
 class _Program:
     """One ``nvrtcProgram``, destroyed when its ``with`` block ends."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, headers: Mapping[str, str]) -> None:
         self._source = source
         (self._handle,) = _call(
             "nvrtcCreateProgram",
             _bytes(source),
             _bytes(SOURCE_NAME),
-            len(C_HEADERS),
-            [_bytes(text) for text in C_HEADERS.values()],
-            [_bytes(name) for name in C_HEADERS],
+            len(headers),
+            [_bytes(text) for text in headers.values()],
+            [_bytes(name) for name in headers],
         )
 
     def __enter__(self) -> _Program:

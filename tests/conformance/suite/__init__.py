@@ -44,6 +44,7 @@ from . import (
     video,
     warp_divergence,
     warps,
+    whole_files,
 )
 from .case import Case
 from .comparison import Results, differences_between, mismatches
@@ -85,6 +86,7 @@ _MODULES = (
     barriers,
     barriers_numbered,
     warps,
+    whole_files,
     warp_divergence,
     calls,
     call_signatures,

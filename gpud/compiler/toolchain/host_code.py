@@ -1,0 +1,453 @@
+"""Takes host code out of CUDA C++, as nvcc does before it compiles for the device.
+
+Problem: the file that a program consists of holds ``main``, launches and host functions beside its
+kernels. NVRTC refuses every function and variable without an execution or memory space, before it
+even looks into bodies full of names that do not exist here.
+
+Approach: split the text into tokens, follow namespaces, classes and braces, and take each
+declaration by its head, the tokens before its body or initialiser. Nothing is parsed beyond that,
+and no preprocessor runs: of branches (``#if``, ``#else``) whose braces do not match, the first
+counts. What is taken out becomes blanks; lines and conditional directives stay where they are.
+
+What is host code:
+    In a namespace: a function, defined or declared, a template of one, and a variable that is not
+    constant, without ``__device__``, ``__global__``, ``__constant__``, ``__shared__`` or
+    ``__managed__``, or a macro that stands for one of them (defined in the text or by an option,
+    or unknown and named like one); a declaration that names what only the host's C++ library has,
+    as ``std::vector``, and a class with such a member and no function for the device.
+    In other classes: functions without a space become deleted ones, so that device code that
+    calls them is refused instead of left with an object that was never constructed; static
+    variables, and functions that are friends or name the host's library, go.
+    A ``constexpr`` function without a space is no host code: it gets ``__device__``, as with
+    nvcc's ``--expt-relaxed-constexpr``.
+
+All that is not recognised stays, for NVRTC to refuse.
+
+Properties:
+    lines: every token that stays keeps its line;
+    device code: no declaration with a space of the device is changed, nor one in its body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpud.compiler.toolchain.cpp_tokens import Token, in_one_branch, split_tokens
+
+__all__ = ["DeviceCode", "without_host_code"]
+
+_DEFINE = re.compile(r"#\s*define\s+(\w+)(.*)", re.DOTALL)
+_KEPT_DIRECTIVE = re.compile(
+    r"#\s*(if|ifdef|ifndef|elif|elifdef|elifndef|else|endif|define|undef)\b"
+)
+_OPTION = re.compile(r"\s*(?:-D|--define-macro=?)\s*(\w+)(?:=(.*))?", re.DOTALL)
+
+_SPACES = frozenset({"__global__", "__device__", "__constant__", "__shared__", "__managed__"})
+_NAMED_LIKE_A_SPACE = re.compile("DEVICE|GLOBAL|KERNEL|CUDA|HOST_DEV|_HD")
+_CLASS_KEYS = frozenset({"class", "struct", "union", "enum"})
+_WITH_GROUP = frozenset(
+    {
+        "__attribute__", "__align__", "alignas", "__launch_bounds__", "__cluster_dims__",
+        "__maxnreg__", "__block_size__", "decltype", "noexcept", "explicit", "__declspec",
+        "requires", "throw",
+    }
+)  # fmt: skip
+_IN_DEVICE_STD = frozenset(
+    {"move", "forward", "size_t", "ptrdiff_t", "nullptr_t", "initializer_list", "numeric_limits"}
+)
+# Templates of types, concepts, and texture references, which CUDA has no more.
+_FOR_THE_COMPILER = frozenset({"using", "concept", "texture", "surface"})
+_OPENING = {"(": ")", "{": "}", "[": "]"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCode:
+    """What is left of a text.
+
+    Attributes:
+        text: As long as the original in lines.
+        names: The line, counted from 1, of each function, variable and class that was taken out.
+        empty: Nothing for the device is left.
+    """
+
+    text: str
+    names: Mapping[str, int] = field(default_factory=dict)
+    empty: bool = False
+
+
+def without_host_code(text: str, options: Sequence[str] = ()) -> DeviceCode:
+    """Return ``text`` without its host code.
+
+    Args:
+        text: CUDA C++.
+        options: Those of the compiler; macros that they define may stand for spaces.
+    """
+    reader = _Reader(text, _macros_for_spaces(text, options))
+    reader.read()
+    return DeviceCode(reader.edited(), reader.names, not reader.device_declarations)
+
+
+def _macros_for_spaces(text: str, options: Sequence[str]) -> frozenset[str]:
+    """Return the macros whose text holds a space of the device, or such a macro."""
+    texts: dict[str, str] = {}
+    for option in options:
+        if match := _OPTION.match(option):
+            texts[match[1]] = match[2] or "1"
+    for token in split_tokens(text):
+        if token.kind == "directive" and (match := _DEFINE.match(token.text)):
+            texts[match[1]] = texts.get(match[1], "") + match[2]
+    words = {name: frozenset(re.findall(r"\w+", value)) for name, value in texts.items()}
+    found = set(_SPACES)
+    while more := [n for n, used in words.items() if n not in found and used & found]:
+        found.update(more)
+    unknown = re.findall(r"\b_*[A-Z][A-Z0-9_]*\b", text)
+    found |= {n for n in unknown if n not in texts and _NAMED_LIKE_A_SPACE.search(n)}
+    return frozenset(found)
+
+
+class _Head(NamedTuple):
+    """A declaration up to its body, initialiser or end.
+
+    Attributes:
+        first, last: Its tokens; ``last`` is the one that ended the head.
+        begin: The first token behind ``template <...>``.
+        parameters: The token that opens its parameters; None: it has none.
+        names: The identifiers outside of groups.
+    """
+
+    first: int
+    begin: int
+    last: int
+    parameters: int | None
+    names: tuple[str, ...]
+
+
+class _Reader:
+    """Goes through the declarations of a text and notes what to change."""
+
+    def __init__(self, text: str, spaces: frozenset[str]) -> None:
+        self._text = text
+        self._spaces = spaces
+        self._all = split_tokens(text)
+        # Several at the end: some looks go a few tokens ahead.
+        end = Token("end", "", len(text), len(text))
+        self._tokens = [*in_one_branch(self._all), *[end] * 8]
+        self._edits: list[tuple[int, int, str]] = []
+        self.names: dict[str, int] = {}
+        self.device_declarations = 0
+
+    def read(self) -> None:
+        """Go through the whole text."""
+        at = 0
+        while self._tokens[at].kind != "end":
+            at = self._scope(at) + 1  # a stray brace is the compiler's to report
+
+    def edited(self) -> str:
+        """Return the text with the changes made, the first of those that overlap."""
+        parts, position = [], 0
+        kept = [t for t in self._all if t.kind == "directive" and _KEPT_DIRECTIVE.match(t.text)]
+        for start, end, instead in sorted(self._edits, key=lambda edit: (edit[0], -edit[1])):
+            if start < position:
+                continue
+            parts.append(self._text[position:start])
+            parts.append(instead)
+            inner = start
+            for directive in kept:
+                if start <= directive.start < end:
+                    parts.append(_blank(self._text[inner : directive.start]))
+                    parts.append(directive.text)
+                    inner = directive.end
+            parts.append(_blank(self._text[inner:end]))
+            position = end
+        parts.append(self._text[position:])
+        return "".join(parts)
+
+    # -- declarations ----------------------------------------------------------------------------
+
+    def _scope(self, at: int, class_name: str | None = None) -> int:
+        """Go through declarations until the brace that ends the scope; return where it is."""
+        while self._tokens[at].kind != "end" and self._tokens[at].text != "}":
+            at = self._declaration(at, class_name)
+        return at
+
+    def _declaration(self, at: int, class_name: str | None) -> int:
+        """Go through one declaration; return where the next begins."""
+        word = self._tokens[at].text
+        if word == ";":
+            return at + 1
+        if class_name is not None and word in ("public", "private", "protected"):
+            return at + 2
+        if word in ("namespace", "inline") and "namespace" in (word, self._tokens[at + 1].text):
+            end = self._until(at, "{;")
+            return self._scope(end + 1) + 1 if self._tokens[end].text == "{" else end + 1
+        if word == "extern" and self._tokens[at + 1].kind == "string":
+            if self._tokens[at + 2].text == "{":
+                return self._scope(at + 3) + 1
+        if word == "typedef" and self._tokens[at + 1].text in _CLASS_KEYS:
+            if self._tokens[self._until(at, "{;(")].text == "{":
+                return self._class(self._head(at + 1)._replace(first=at))
+        if word in ("using", "typedef", "static_assert", "asm", "friend"):
+            end = self._until(at, ";")
+            is_function = word == "friend" and any(t.text == "(" for t in self._tokens[at:end])
+            if not is_function:
+                if word in ("using", "typedef") and self._names_host_library(at, end):
+                    self._take_out(at, end)
+                return end + 1
+        if self._is_macro_call(at):
+            return self._behind(at + 1)
+        return self._classified(self._head(at), class_name)
+
+    def _classified(self, head: _Head, class_name: str | None) -> int:
+        opening = self._tokens[head.last].text
+        is_class = head.parameters is None and any(n in _CLASS_KEYS for n in head.names[:8])
+        if opening == "{" and is_class:
+            return self._class(head)
+        end = self._end(head)
+        if any(name in self._spaces for name in head.names):
+            self.device_declarations += 1
+        elif any(name in _FOR_THE_COMPILER for name in head.names):
+            pass
+        elif head.parameters is None:
+            if not (is_class and self._is_forward(head)):
+                self._variable(head, end, class_name)
+        else:
+            self._function(head, end, class_name)
+        return end
+
+    def _variable(self, head: _Head, end: int, class_name: str | None) -> None:
+        foreign = self._names_host_library(head.first, head.last)
+        if class_name is not None:
+            if "static" in head.names and not self._is_constant(head):
+                self._take_out(head.first, end - 1)
+        elif foreign or not self._is_constant(head):
+            self._take_out(head.first, end - 1, self._declared(head))
+
+    def _function(self, head: _Head, end: int, class_name: str | None) -> None:
+        assert head.parameters is not None
+        foreign = self._names_host_library(head.first, head.last)
+        if class_name is None and head.names[:1] == ("template",) and head.begin == head.first:
+            self._take_out(head.first, end - 1)  # an explicit instantiation
+        elif "constexpr" in head.names and "__host__" not in head.names and not foreign:
+            constexpr = next(
+                token for token in self._tokens[head.begin : head.last] if token.text == "constexpr"
+            )
+            self._edits.append((constexpr.end, constexpr.end, " __device__"))
+        elif class_name is None or "friend" in head.names or foreign:
+            self._take_out(head.first, end - 1, self._declared(head))
+        elif len(head.names) == 1 and self._declared(head) != (class_name,):
+            pass  # a macro among the members
+        elif self._tokens[head.last].text != "=":  # = default, = delete and = 0 stay
+            last, stop = self._tokens[head.last], self._tokens[end - 1]
+            for token in self._tokens[head.first : head.last]:
+                if token.text == "__host__":
+                    self._edits.append((token.start, token.end, ""))
+            self._edits.append((last.start, stop.end, "= delete;"))
+
+    def _class(self, head: _Head) -> int:
+        """Go through a class; it goes as a whole if only the host can have it."""
+        body, edits, names = head.last + 1, len(self._edits), dict(self.names)
+        devices = self.device_declarations
+        if "enum" in head.names:
+            close = self._behind(head.last) - 1
+        else:
+            close = self._scope(body, self._tokens[self._class_name(head)].text)
+        end = self._until(close, ";")
+        if devices == self.device_declarations and self._has_host_member(body, close):
+            del self._edits[edits:]
+            self.names = names
+            self._take_out(head.first, end, (self._tokens[self._class_name(head)].text,))
+        return end + 1
+
+    def _has_host_member(self, at: int, close: int) -> bool:
+        """Whether a data member is of the host's library; functions' bodies do not count."""
+        while at < close:
+            if self._tokens[at].text == "{":
+                at = self._behind(at)
+                continue
+            if self._names_host_library(at, at + 1):
+                end = self._until(at, "{;(=")
+                if self._tokens[end].text in ";=" and end < close:
+                    return True
+            at += 1
+        return False
+
+    # -- heads -----------------------------------------------------------------------------------
+
+    def _head(self, first: int) -> _Head:
+        at = first
+        while self._tokens[at].text == "template" and self._tokens[at + 1].text == "<":
+            at = self._behind_angles(at + 1)
+        begin = at
+        parameters = None
+        names: list[str] = []
+        while True:
+            token = self._tokens[at]
+            if token.kind == "end" or token.text in (";", "{", "}"):
+                break
+            if token.kind == "name":
+                names.append(token.text)
+                grouped = token.text in _WITH_GROUP and self._tokens[at + 1].text == "("
+                is_operator = token.text == "operator"
+                if is_operator:
+                    at += 1  # its sign, which may be "=" or "("
+                    while self._tokens[at + 1].text in (
+                        "=",
+                        ")",
+                        "]",
+                        "<",
+                        ">",
+                        "|",
+                        "&",
+                        "+",
+                        "-",
+                    ):
+                        at += 1
+                at = self._behind(at + 1) if grouped else at + 1
+                continue
+            if token.text == "=" or (token.text == ":" and parameters is not None):
+                break
+            if token.text == "(" and parameters is None and not self._is_pointer(at):
+                parameters = at
+            at = self._behind(at) if token.text in _OPENING else at + 1
+        return _Head(first, begin, at, parameters, tuple(names))
+
+    def _end(self, head: _Head) -> int:
+        """Return where the declaration behind the head ends: the token behind it."""
+        at = head.last
+        if self._tokens[at].text == ":":
+            at = self._behind_initialisers(at + 1)
+        if self._tokens[at].text == "{" and head.parameters is not None:
+            at = self._behind(at)
+            while self._tokens[at].text == "catch":
+                at = self._behind(self._until(at, "{"))
+            return at
+        return self._until(at, ";") + 1
+
+    def _behind_initialisers(self, at: int) -> int:
+        """Return the body's brace behind a constructor's ``: a(1), b{2}``."""
+        while True:
+            while self._tokens[at].text not in ("(", "{", ";", "<") and self._more(at):
+                at += 1
+            if self._tokens[at].text == "<":
+                at = self._behind_angles(at)
+                continue
+            if self._tokens[at].text not in ("(", "{"):
+                return at
+            at = self._behind(at)
+            while self._tokens[at].text == ".":
+                at += 1
+            if self._tokens[at].text != ",":
+                return at
+            at += 1
+
+    def _is_macro_call(self, at: int) -> bool:
+        """Whether ``NAME(...)`` stands alone before something that begins a declaration."""
+        if self._tokens[at].kind != "name" or self._tokens[at + 1].text != "(":
+            return False
+        if self._tokens[at].text in _WITH_GROUP or self._tokens[at].text in self._spaces:
+            return False
+        behind = self._tokens[self._behind(at + 1)]
+        return behind.kind == "name" and behind.text not in ("const", "noexcept", "override")
+
+    def _class_name(self, head: _Head) -> int:
+        """Return the token that names a class: the last name before its bases or body."""
+        at = named = head.begin
+        while at < head.last and self._tokens[at].text not in (":", "<"):
+            token = self._tokens[at]
+            if token.text in _WITH_GROUP and self._tokens[at + 1].text == "(":
+                at = self._behind(at + 1)
+                continue
+            if token.kind == "name" and token.text != "final":
+                named = at
+            at += 1
+        return named
+
+    def _is_forward(self, head: _Head) -> bool:
+        """Whether the head is ``struct S`` and no more, so that it declares no variable."""
+        if "enum" in head.names:
+            return True
+        keys = [i for i in range(head.begin, head.last) if self._tokens[i].text in _CLASS_KEYS]
+        return bool(keys) and self._class_name(head) == keys[0] + 1
+
+    def _is_pointer(self, at: int) -> bool:
+        """Whether a parenthesis opens the name of a pointer to a function, ``(*f)``."""
+        while self._tokens[at + 1].kind == "name" and self._tokens[at + 2].text == "::":
+            at += 2
+        return self._tokens[at + 1].text in ("*", "&")
+
+    def _is_constant(self, head: _Head) -> bool:
+        if "constexpr" in head.names:
+            return True
+        words = [t.text for t in self._tokens[head.begin : head.last]]
+        if "const" not in words:
+            return False
+        return "*" not in words[max(i for i, w in enumerate(words) if w == "const") :]
+
+    def _declared(self, head: _Head) -> tuple[str, ...]:
+        """Return the name that the head declares, as well as it can be told."""
+        stop = head.last if head.parameters is None else head.parameters
+        words = [t.text for t in self._tokens[head.begin : stop] if t.kind == "name"]
+        return tuple(words[-1:])
+
+    def _names_host_library(self, at: int, end: int) -> bool:
+        """Whether tokens name what only the host has: ``std::vector``, ``FILE``."""
+        for i in range(at, end):
+            word = self._tokens[i].text
+            if word in ("FILE", "thrust"):
+                return True
+            if word == "std" and self._tokens[i + 1].text == "::":
+                if self._tokens[i - 1].text == "::" and self._tokens[i - 2].text == "cuda":
+                    continue
+                name = self._tokens[i + 2].text
+                if name not in _IN_DEVICE_STD and not re.fullmatch(r"u?int\w*_t", name):
+                    return True
+        return False
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    def _more(self, at: int) -> bool:
+        return self._tokens[at].kind != "end"
+
+    def _behind(self, at: int) -> int:
+        """Return what follows the bracket that matches the one at ``at``."""
+        depth = 0
+        while self._more(at):
+            token = self._tokens[at]
+            if token.kind == "mark_of":
+                depth += (token.text in _OPENING) - (token.text in _OPENING.values())
+            at += 1
+            if depth <= 0:
+                break
+        return at
+
+    def _behind_angles(self, at: int) -> int:
+        depth = 0
+        while self._more(at):
+            text = self._tokens[at].text
+            if text in _OPENING:
+                at = self._behind(at)
+                continue
+            depth += (text == "<") - (text == ">")
+            at += 1
+            if depth <= 0:
+                break
+        return at
+
+    def _until(self, at: int, texts: str) -> int:
+        """Return the next token of one of these characters outside of brackets."""
+        while self._more(at) and self._tokens[at].text not in tuple(texts):
+            at = self._behind(at) if self._tokens[at].text in _OPENING else at + 1
+        return at
+
+    def _take_out(self, first: int, last: int, names: Sequence[str] = ()) -> None:
+        start, end = self._tokens[first].start, self._tokens[last].end
+        self._edits.append((start, end, ""))
+        for name in names:
+            self.names.setdefault(name, self._text.count("\n", 0, start) + 1)
+
+
+def _blank(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
