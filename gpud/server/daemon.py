@@ -17,29 +17,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 from gpud.config import Config
 from gpud.core import events as ev
-from gpud.core.scheduler import Scheduler
 from gpud.errors import DeviceLost, Draining, GpudError, InternalError, InvalidArgument
 from gpud.server import logs, settings
-from gpud.server.handlers.answers import Answers
 from gpud.server.handlers.connections import Connections
-from gpud.server.handlers.device_rows import DeviceRows
-from gpud.server.handlers.doctor import Doctor
-from gpud.server.handlers.followers import Followers
-from gpud.server.handlers.history import HistoryRequests
-from gpud.server.handlers.job_rows import JobRows
-from gpud.server.handlers.jobs import JobRequests
-from gpud.server.handlers.memory import MemoryRequests
-from gpud.server.handlers.message_table import message_table
-from gpud.server.handlers.metrics import metrics_text
 from gpud.server.handlers.programs import ProgramRequests
-from gpud.server.handlers.queries import Queries
-from gpud.server.handlers.submission import Submission
 from gpud.server.hosts.compile_pool import CompilePool
-from gpud.server.hosts.device import Device
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.gpu_monitors import GpuMonitors
 from gpud.server.hosts.interface import HOST_COMMAND, Connect
@@ -47,10 +32,9 @@ from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors, systemd
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.metrics_endpoint import MetricsEndpoint
-from gpud.server.ipc.stream import Outbox
+from gpud.server.parts import make_parts
 from gpud.server.state.access import Peer, peer_of
 from gpud.server.state.event_log import EventLog
-from gpud.server.state.others import Others
 from gpud.server.state.shared import SharedState
 from gpud.wire.socket_path import draining_path
 
@@ -140,7 +124,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._listeners = self._listen()
         try:
-            self._build(loop)
+            self._make_parts(loop)
             for device in self.devices:
                 device.start()
             for device in self.devices:
@@ -182,68 +166,20 @@ class Daemon:
             return [adopt(descriptor) for descriptor in activated]
         return [listen(self.config.socket, self.config.socket_mode)]
 
-    def _build(self, loop: asyncio.AbstractEventLoop) -> None:
-        config = self.config
-        outbox = Outbox(loop)
-        rules = settings.scheduler_settings(config, validate=self._validate)
-        if config.event_log is not None:
-            self._event_log = EventLog(config.event_log, rules, loop)
-        state = self.state = SharedState(config, loop)
-        scheduler, devices = Scheduler(rules), self.devices
-        runner = self.runner = Runner(
-            scheduler, loop, state, devices, event_log=self._event_log, on_bug=self._fail
+    def _make_parts(self, loop: asyncio.AbstractEventLoop) -> None:
+        parts = make_parts(
+            self.config,
+            loop,
+            self.devices,
+            connect=self._connect,
+            host_command=self._host_command,
+            validate=self._validate,
+            on_bug=self._fail,
         )
-        self._add_devices(outbox)
-        monitors = self._gpu_monitors = GpuMonitors(loop, state.records)
-        compiler = self.compiler = CompilePool(
-            outbox,
-            timeout_s=config.compile_timeout_ns / 1e9,
-            cache_dir=None if config.cache_dir is None else str(config.cache_dir),
-            processes=config.compile_processes,
-            arguments=settings.compile_arguments(config),
-            bounds_checks=config.bounds_checks,
-        )
-        programs = self.programs = ProgramRequests(
-            devices, compiler, state.modules, state.arenas, config.max_message_bytes
-        )
-        answers = Answers(loop)
-        followers = Followers(state.records)
-        others = Others(scheduler, state.arenas, names=config.others == "names")
-        job_rows = JobRows(
-            loop, state.jobs, devices, scheduler, state.records.epoch_ns, state.history, others
-        )
-        device_rows = DeviceRows(devices, state.jobs, state.arenas, monitors, rules.floor)
-        doctor = Doctor(config, loop, devices, device_rows, compiler, runner)
-        queries = Queries(state, devices, runner, job_rows, device_rows, doctor, answers, others)
-        self._metrics_text = partial(metrics_text, queries, state.history.totals)
-        handlers = message_table(
-            Submission(devices, state.jobs, runner),
-            programs,
-            MemoryRequests(state.arenas, devices),
-            JobRequests(state.jobs, state.history, runner, job_rows, answers),
-            queries,
-            followers,
-            HistoryRequests(state.history, answers),
-        )
-        self.connections = Connections(
-            state, outbox, handlers, devices, device_rows, runner, followers
-        )
-
-    def _add_devices(self, outbox: Outbox) -> None:
-        config = self.config
-        limits = settings.host_limits(config)
-        ours = self._connect is None and self._host_command is HOST_COMMAND
-        for index, spec in enumerate(settings.device_specs(config, look=ours)):
-            device = Device(
-                index,
-                spec,
-                self.runner,
-                outbox,
-                connect=None if self._connect is None else self._connect[index],
-                command=[*self._host_command, *settings.host_arguments(config)],
-                limits=limits,
-            )
-            self.devices.append(device)
+        self.state, self.runner, self.compiler = parts.state, parts.runner, parts.compiler
+        self.programs, self.connections = parts.programs, parts.connections
+        self._gpu_monitors, self._event_log = parts.gpu_monitors, parts.event_log
+        self._metrics_text = parts.metrics_text
 
     def _accept(self, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
