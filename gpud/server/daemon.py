@@ -175,6 +175,7 @@ class Daemon:
             host_command=self._host_command,
             validate=self._validate,
             on_bug=self._fail,
+            drain=self.drain,
         )
         self.state, self.runner, self.compiler = parts.state, parts.runner, parts.compiler
         self.programs, self.connections = parts.programs, parts.connections

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpud.config import Config
 from gpud.core.scheduler import Scheduler
 from gpud.server import settings
+from gpud.server.handlers.administration import Administration
 from gpud.server.handlers.answers import Answers
 from gpud.server.handlers.connections import Connections
 from gpud.server.handlers.device_rows import DeviceRows
@@ -71,6 +72,7 @@ def make_parts(
     host_command: Sequence[str],
     validate: bool,
     on_bug: Callable[[], None],
+    drain: Callable[[], None],
 ) -> Parts:
     """Make all parts; nothing is started. ``devices``, which is empty, is filled.
 
@@ -82,6 +84,7 @@ def make_parts(
         host_command: as there.
         validate: as there.
         on_bug: called when the scheduler has failed.
+        drain: begins to end the daemon.
 
     Raises:
         InvalidArgument: the configuration cannot be used.
@@ -124,7 +127,9 @@ def make_parts(
     job_rows = JobRows(
         loop, state.jobs, devices, scheduler, state.records.epoch_ns, state.history, others
     )
-    device_rows = DeviceRows(devices, state.jobs, state.arenas, monitors, rules.floor)
+    device_rows = DeviceRows(
+        devices, state.jobs, state.arenas, monitors, scheduler.devices, rules.floor
+    )
     doctor = Doctor(config, loop, devices, device_rows, compiler, runner)
     queries = Queries(state, devices, runner, job_rows, device_rows, doctor, answers, others)
     handlers = message_table(
@@ -135,6 +140,7 @@ def make_parts(
         queries,
         followers,
         HistoryRequests(state.history, answers),
+        Administration(state, devices, device_rows, runner, drain),
     )
     connections = Connections(state, outbox, handlers, devices, device_rows, runner, followers)
     text = partial(metrics_text, queries, state.history.totals)

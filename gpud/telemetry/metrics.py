@@ -69,6 +69,7 @@ METRICS = (
     ),
     Metric("gpud_device", "info", "", "a device: its name and kind", ("device",)),
     Metric("gpud_device_ready", "gauge", "", "1: it runs jobs", ("device",)),
+    Metric("gpud_device_paused", "gauge", "", "1: it starts none, see gpuctl pause", ("device",)),
     _of_device("gpud_device_sms", "", "SMs", "sms"),
     _of_device("gpud_device_allocated_sms", "", "SMs allocated to jobs, in CapSM", "allocated_sms"),
     _of_device("gpud_device_jobs", "", "jobs on the device that have not ended", "jobs"),
@@ -211,6 +212,9 @@ def _values(
         case "gpud_device_ready":
             for row in devices:
                 yield (str(row["index"]),), float(row["state"] == "ready")
+        case "gpud_device_paused":
+            for row in devices:
+                yield (str(row["index"]),), float(row["paused"] is not None)
 
 
 def _buckets(counts: list[int]) -> list[tuple[str, int]]:

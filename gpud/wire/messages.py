@@ -33,10 +33,10 @@ from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena",
-    "AskHistory", "Began", "Cancel", "Compile", "Compiled", "Describe", "Download", "Failed",
-    "Finished", "Follow", "Free", "Goodbye", "Happened", "Hello", "LaunchRecord", "Measure",
-    "Measured", "Query", "ReadSymbol", "Resize", "Resume", "Submit", "Unload", "Upload", "Welcome",
-    "WriteSymbol",
+    "AskHistory", "Began", "Cancel", "Compile", "Compiled", "Describe", "Download", "Drain",
+    "Failed", "Finished", "Follow", "Free", "Goodbye", "Happened", "Hello", "LaunchRecord",
+    "Measure", "Measured", "Pause", "Query", "ReadSymbol", "Resize", "Resume", "Submit", "Unload",
+    "Upload", "Welcome", "WriteSymbol",
 ]  # fmt: skip
 
 VERSION = 2
@@ -335,6 +335,32 @@ class Why(NamedTuple):
 
     request: Request
     job: JobRef
+
+
+@_client(24)
+class Pause(NamedTuple):
+    """Pause devices, or let them go on; for root and the daemon's own user.
+
+    Answered by `Answer` with a map: "devices", for each its "index", "spec", "paused" (as in topic
+    "status"), and how many jobs are "waiting" for it and "running", with a share of it.
+    """
+
+    request: Request
+    devices: Annotated[list[int], listed(uint(8), 0, 256), "their indices; empty: all"]
+    on: Annotated[bool, flag(), "false: let them go on"]
+    now: Annotated[
+        bool, flag(), "what runs gives up what it has, if it can be resized and has no reservation"
+    ] = False
+
+
+@_client(25)
+class Drain(NamedTuple):
+    """End the daemon in order, as SIGTERM does; for root and the daemon's own user.
+
+    Answered by `Answer` with a map: "jobs", how many are waited for, and "timeout_s", how long.
+    """
+
+    request: Request
 
 
 # -- from the daemon -----------------------------------------------------------------------------

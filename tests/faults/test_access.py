@@ -161,6 +161,18 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
     "Follow": (wm.Follow, [(lambda s, r: wm.Follow(r), lambda value: value is None)]),
 }
 
+REACHING |= {
+    # What is for administrators, of whom Bob is none.
+    "Pause": (
+        wm.Pause,
+        [
+            (lambda s, r: wm.Pause(r, [], True), "invalid-argument"),
+            (lambda s, r: wm.Pause(r, [0], False), "invalid-argument"),
+        ],
+    ),
+    "Drain": (wm.Drain, [(lambda s, r: wm.Drain(r), "invalid-argument")]),
+}
+
 HARMLESS = {
     "Hello": "refused in a session",
     "Compile": "makes a module of one's own; nothing of others can be named",

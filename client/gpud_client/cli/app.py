@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpud_client.cli import events, history, job_control, queries, run, top
+from gpud_client.cli import administration, events, history, job_control, queries, run, top
 from gpud_client.cli.output import JsonOption, SocketOption
 
 __all__ = ["app"]
@@ -66,6 +66,9 @@ COMMANDS = {
         history.history,
         history.report,
         queries.config,
+        administration.pause,
+        administration.resume,
+        administration.drain,
         queries.doctor,
     )
 }

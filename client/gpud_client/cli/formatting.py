@@ -17,6 +17,7 @@ __all__ = [
     "meter",
     "moment",
     "part",
+    "pause",
     "percent",
     "progress",
     "rounded",
@@ -97,6 +98,13 @@ def count(value: Any) -> str:
 def rounded(value: Any) -> str:
     """Format a number, rounded to a whole one."""
     return f"{value:,.0f}" if isinstance(value, int | float) else "-"
+
+
+def pause(value: Any) -> str:
+    """Format who has paused a device and since when: ``by alice since 2026-11-23 14:02``."""
+    if not isinstance(value, Mapping):
+        return "-"
+    return text(f"by {value.get('by')} since {value.get('since')}")
 
 
 def gauges(device: Mapping[str, Any]) -> str:

@@ -95,6 +95,18 @@ class MinimalClient:
         """Cancel a job; returns whether it had not ended yet."""
         return self._channel.run(operations.cancel(job))
 
+    def pause(
+        self, devices: tuple[int, ...], *, on: bool, now: bool = False
+    ) -> list[dict[str, Any]]:
+        """Pause devices, all if none is named, or let them go on; a row for each."""
+        asked = operations.pause(devices, on=on, now=now)
+        rows: list[dict[str, Any]] = self._channel.run(asked)["devices"]
+        return rows
+
+    def drain(self) -> dict[str, Any]:
+        """End the daemon in order: "jobs" that are waited for, and "timeout_s"."""
+        return self._channel.run(operations.drain())
+
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield every event from now on, until the connection is lost."""
         events = self._core.events = SimpleQueue()

@@ -58,6 +58,7 @@ DEVICES = (
     Column("gpu_power_w", "W", formatting.rounded, right=True, spare=5),
     Column("gpu_ecc_uncorrected", "ECC", formatting.count, right=True, spare=8),
     Column("gpu_last_xid", "Xid", formatting.count, right=True),
+    Column("paused", "paused", formatting.pause, least=12, wraps=True),
     Column("restarts", "restarts", formatting.count, right=True, spare=11),
     Column("error", "problem", least=20, wraps=True),
 )

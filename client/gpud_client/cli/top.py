@@ -284,6 +284,8 @@ def _device(
         more = f", memory {formatting.size(used)} of {formatting.size(whole)}" + more
     if device.get("state") not in (None, "ready"):
         more = f", {device['state']}" + more
+    if device.get("paused"):
+        more = f", paused {formatting.pause(device['paused'])}" + more
     short = len(name) + len(shares) + len(more) + 1 + _BAR <= width
     bar = _BAR if short else max(min(width - len(shares), _BAR), 10)
     first = round(bar * online / sms) if sms else 0

@@ -5,10 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from gpud.errors import GpudError
-from gpud.wire.messages import TOPICS, AskHistory, Cancel, Describe, Follow, Query, Resize, Why
+from gpud.wire.messages import (
+    TOPICS,
+    AskHistory,
+    Cancel,
+    Describe,
+    Drain,
+    Follow,
+    Pause,
+    Query,
+    Resize,
+    Why,
+)
 from gpud_client.connection.pending import Operation, Request
 
-__all__ = ["ask_history", "cancel", "describe", "follow", "query", "resize", "why"]
+__all__ = [
+    "ask_history",
+    "cancel",
+    "describe",
+    "drain",
+    "follow",
+    "pause",
+    "query",
+    "resize",
+    "why",
+]
 
 JobRef = tuple[int, int]
 """The numbers of a session and of one of its jobs."""
@@ -67,6 +88,18 @@ def cancel(job: JobRef) -> Operation[bool]:
     """Cancel a job; returns whether it had not ended yet."""
     answer = yield Request(lambda number: Cancel(number, job))
     return bool(answer.value)
+
+
+def pause(devices: tuple[int, ...], *, on: bool, now: bool = False) -> Operation[dict[str, Any]]:
+    """Pause devices, all if none is named, or let them go on; see `gpud.wire.messages.Pause`."""
+    answer = yield Request(lambda number: Pause(number, list(devices), on, now))
+    return _map(answer.value)
+
+
+def drain() -> Operation[dict[str, Any]]:
+    """End the daemon in order: "jobs" that are waited for, and "timeout_s"."""
+    answer = yield Request(Drain)
+    return _map(answer.value)
 
 
 def follow() -> Operation[None]:

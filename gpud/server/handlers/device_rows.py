@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from gpud.core.device import DeviceRecord
 from gpud.server.handlers.answers import Steps
 from gpud.server.hosts.device import Device
 from gpud.server.hosts.devices import Devices
@@ -35,6 +36,7 @@ class DeviceRows:
         jobs: those that have not ended.
         arenas: the memory of sessions' arrays.
         monitors: readers of GPU metrics.
+        records: the scheduler's devices, by index.
         offline_floor: returns what offline jobs keep of so many SMs.
     """
 
@@ -44,12 +46,14 @@ class DeviceRows:
         jobs: ActiveJobs,
         arenas: Arenas,
         monitors: GpuMonitors,
+        records: Mapping[int, DeviceRecord],
         offline_floor: Callable[[int], Fraction],
     ) -> None:
         self._devices = devices
         self._jobs = jobs
         self._arenas = arenas
         self._monitors = monitors
+        self._records = records
         self._offline_floor = offline_floor
 
     def loads(self) -> Steps[tuple[Counter[str], dict[int, DeviceLoad]]]:
@@ -103,9 +107,17 @@ class DeviceRows:
             "pid": device.pid,
             "restarts": device.restarts,
             "error": device.last_failure if down else None,
+            "paused": self.pause_of(device.index),
             "allocated": str(load.allocated),
             "allocated_sms": float(load.allocated),
             "jobs": load.jobs,
             "online_jobs": load.online,
             "memory_used_bytes": self._arenas.used_bytes(device.index),
         }
+
+    def pause_of(self, index: int) -> dict[str, Any] | None:
+        """Return who has paused a device, since when, and whether with ``now``; None: nobody."""
+        record = self._records.get(index)
+        if record is None or record.pause is None:
+            return None
+        return {"by": record.pause.by, "since": record.pause.since, "now": record.pause.now}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpud.server.handlers.administration import Administration
 from gpud.server.handlers.connection import Handlers
 from gpud.server.handlers.followers import Followers
 from gpud.server.handlers.history import HistoryRequests
@@ -23,6 +24,7 @@ def message_table(
     queries: Queries,
     followers: Followers,
     history: HistoryRequests,
+    administration: Administration,
 ) -> Handlers:
     """Return the handlers by message; `Hello` has none, as it opens the session."""
     return {
@@ -44,4 +46,6 @@ def message_table(
         wm.Query: queries.query,
         wm.Follow: followers.follow,
         wm.AskHistory: history.ask,
+        wm.Pause: administration.pause,
+        wm.Drain: administration.drain,
     }

@@ -19,11 +19,13 @@ from gpud.wire.messages import (
     AskHistory,
     Cancel,
     Describe,
+    Drain,
     Failed,
     Follow,
     Goodbye,
     Happened,
     Hello,
+    Pause,
     Query,
     Resize,
     Welcome,
@@ -119,6 +121,12 @@ class Peer:
                 row = self.jobs.get(message.job, RUNNING)
                 lines = ["it is paused, for 2 s: online\njobs have its capacity", "1 s ago: it ..."]
                 yield Answer(message.request, {"id": "3.17", "lines": lines, "job": row})
+            case Pause():
+                paused = {"by": "alice", "since": "2026-11-23 14:02", "now": message.now}
+                row = {"index": 0, "spec": "cpu:8", "paused": paused if message.on else None}
+                yield Answer(message.request, {"devices": [{**row, "waiting": 2, "running": 1}]})
+            case Drain():
+                yield Answer(message.request, {"jobs": 3, "timeout_s": 30.0})
             case Resize():
                 yield Answer(message.request)
             case Follow():

@@ -7,13 +7,10 @@ import io
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
@@ -34,20 +31,6 @@ from tests.unit.client.fake_daemon import FakeDaemon
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    found = Path(tempfile.mkdtemp(prefix="gpud-"))
-    yield found
-    shutil.rmtree(found)
-
-
-@pytest.fixture
-def peer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
-    with scripted(folder / "s") as found:
-        monkeypatch.setenv("GPUD_SOCKET", str(found.path))
-        yield found
 
 
 def process(*arguments: str, path: Path, **options: Any) -> subprocess.Popen[str]:
