@@ -27,6 +27,7 @@ __all__ = [
     "Partitions",
     "SessionId",
     "Share",
+    "byte_size",
     "job_id",
     "job_name",
     "job_pair",
@@ -73,6 +74,12 @@ Share = int | float | Fraction | str
 
 _NUMBER = re.compile(r"\s*(\d+/\d+|\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*", re.ASCII)
 _JOB = re.compile(r"\s*(\d{1,10})\.(\d{1,10})\s*", re.ASCII)
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([KMGT]iB|[kKMGT]B|B|)\s*", re.ASCII)
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for suffix, base in (("B", 1000), ("IB", 1024))
+    for power, prefix in enumerate("KMGT", 1)
+}
 _NUMBERS = (1 << 32) - 1
 
 
@@ -115,6 +122,29 @@ def share(value: Share, *, capacity: int | Fraction) -> CapSM:
     if exact <= 0:
         raise ValueError(f"a share must be greater than 0, not {value!r}")
     return CapSM(exact)
+
+
+def byte_size(value: int | str) -> int:
+    """Convert an amount of memory as a user wrote it into bytes.
+
+    Args:
+        value: a number of bytes, or text with a unit such as ``"2GiB"``, ``"1.5 GB"``, ``"4096"``.
+
+    Raises:
+        TypeError: ``value`` is neither an int nor text.
+        ValueError: it is negative, not a whole number of bytes, or text of another form.
+    """
+    given: object = value
+    if isinstance(given, str):
+        match = _SIZE.fullmatch(given)
+        exact = Fraction(-1) if match is None else Fraction(match[1]) * _BYTES[match[2].upper()]
+    elif isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"a size is a number of bytes or text such as '2 GiB', not {value!r}")
+    else:
+        exact = Fraction(int(given))
+    if exact < 0 or exact.denominator != 1:
+        raise ValueError(f"a size is a number of bytes, also as '8 GiB' or '500 MB', not {value!r}")
+    return int(exact)
 
 
 def job_id(session: int, number: int) -> JobId:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         AsyncModule,
         AsyncSession,
         AsyncSymbol,
+        AsyncTurn,
+        AsyncWorkload,
         aconnect,
     )
     from gpud_client.devices import Device
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from gpud_client.launch.streams import Stream
     from gpud_client.launch.submit_options import SubmitOptions
     from gpud_client.local_daemon import alocal, local
-    from gpud_client.session import Array, Kernel, Module, Session, Symbol, connect
+    from gpud_client.session import Array, Kernel, Module, Session, Symbol, Turn, Workload, connect
 
 _HOMES = {
     "gpud.errors": (
@@ -68,6 +70,7 @@ _HOMES = {
     "gpud.units": ("Share",),
     "gpud_client.aio.session": (
         "AsyncArray", "AsyncJob", "AsyncKernel", "AsyncModule", "AsyncSession", "AsyncSymbol",
+        "AsyncTurn", "AsyncWorkload",
         "aconnect",
     ),
     "gpud_client.devices": ("Device",),
@@ -76,7 +79,9 @@ _HOMES = {
     "gpud_client.local_daemon": ("alocal", "local"),
     "gpud_client.launch.streams": ("Stream",),
     "gpud_client.launch.submit_options": ("SubmitOptions",),
-    "gpud_client.session": ("Array", "Kernel", "Module", "Session", "Symbol", "connect"),
+    "gpud_client.session": (
+        "Array", "Kernel", "Module", "Session", "Symbol", "Turn", "Workload", "connect",
+    ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -89,6 +94,8 @@ __all__ = [
     "AsyncModule",
     "AsyncSession",
     "AsyncSymbol",
+    "AsyncTurn",
+    "AsyncWorkload",
     "CompileError",
     "ConnectionLost",
     "Device",
@@ -117,7 +124,9 @@ __all__ = [
     "Stream",
     "SubmitOptions",
     "Symbol",
+    "Turn",
     "UnknownName",
+    "Workload",
     "aconnect",
     "alocal",
     "connect",

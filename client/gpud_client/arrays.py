@@ -23,6 +23,7 @@ from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
 from gpud_client.launch.streams import Stream
+from gpud_client.workload_memory import MemoryPart
 
 __all__ = [
     "ArrayBase",
@@ -75,19 +76,20 @@ class ArrayBase(Displayed):
     """State and operations common to `Array` and `AsyncArray`."""
 
     def __init__(
-        self, session: Any, device: Device, allocation: _Allocation, shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        self, session: Any, device: Device, allocation: _Allocation | MemoryPart,
+        shape: tuple[int, ...], dtype: np.dtype[Any],
     ) -> None:  # fmt: skip
         self._session = session
         self._channel = session._channel
         self._device = device
-        self._allocation: _Allocation | None = allocation
+        self._allocation: _Allocation | MemoryPart | None = allocation
         self._address = allocation.address
         self._shape = shape
         self._dtype = dtype
         self._exposed = False
-        self._exported: _Allocation | None = None
+        self._exported: _Allocation | MemoryPart | None = None
         self._users = PendingJobs()
+        self._gone = "the array was freed"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,7 +137,7 @@ class ArrayBase(Displayed):
     def _live_address(self) -> int:
         """As `ptr`, for callers that track the jobs that use the array themselves."""
         if self._allocation is None:
-            raise ValueError("the array was freed")
+            raise ValueError(self._gone)
         return self._address
 
     def free(self) -> None:
@@ -145,6 +147,11 @@ class ArrayBase(Displayed):
         memory until they are gone. May be called twice. Dropping the array does the same.
         """
         self._allocation = None
+
+    def _withdraw(self, why: str) -> None:
+        """Free the array, as what it was made for has ended."""
+        self._allocation = None
+        self._gone = why
 
     def _display(self) -> Display:
         rows = [
@@ -262,7 +269,7 @@ class ArrayBase(Displayed):
         """
         allocation = self._allocation
         if allocation is None:
-            raise ValueError("the array was freed")
+            raise ValueError(self._gone)
         core: ProtocolState = self._channel.core
         jobs = self._followed(stream)
         if jobs:

@@ -21,10 +21,11 @@ from gpud_client.launch.kernels import KernelBase
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
+from gpud_client.workloads import BlockingTurn, BlockingWorkload
 
 _DLPACK_HOST = 1
 
-__all__ = ["Array", "Kernel", "Module", "Session", "Symbol", "connect"]
+__all__ = ["Array", "Kernel", "Module", "Session", "Symbol", "Turn", "Workload", "connect"]
 
 
 class Array(ArrayBase, Blocking):
@@ -106,7 +107,32 @@ class Module(ModuleBase[Kernel, Symbol], Blocking):
     _symbol_class = Symbol
 
 
-class Session(SessionBase[Array, Kernel, Module, Job], Blocking):
+class Turn(BlockingTurn[Array]):
+    """An iteration of a workload, with its temporary memory; made by `Workload.iteration`.
+
+    Attributes:
+        number: Of the iteration, from 0.
+        new: Whether a turn began with it: others may have had the device since the last one.
+    """
+
+
+class Workload(BlockingWorkload[Array, Turn]):
+    """A loop whose iterations take turns with a device's memory; made by `Session.workload`.
+
+    Its own arrays are persistent: they stay at their addresses until the workload is closed. Those
+    that an iteration makes are temporary, and cannot be used when it has ended.
+
+        with gpu.workload(persistent="2GiB", temporary="1GiB") as work:
+            weights = work.array(values)
+            for turn in work.iterations(100):
+                hidden = turn.empty(n, np.float32)
+                forward.submit(grid, block, (weights, hidden))
+    """
+
+    _turn_class = Turn
+
+
+class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
     """A connection to the daemon; made by `connect` or `local`. Thread-safe.
 
     Use it in a ``with`` block, or close it. Its arrays, kernels and jobs cannot be used afterwards.
@@ -120,6 +146,7 @@ class Session(SessionBase[Array, Kernel, Module, Job], Blocking):
     _array_class = Array
     _module_class = Module
     _job_class = Job
+    _workload_class = Workload
 
     def __init__(
         self, path: str, program: str | None = None, reconnect: bool | float = False

@@ -26,6 +26,7 @@ from gpud_client.launch.shares import Amounts
 from gpud_client.launch.streams import Stream
 from gpud_client.launch.submission import as_ns, listed, submit_launches
 from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
+from gpud_client.workloads import OFFSET, WorkloadBase, open_workload
 
 __all__ = ["SessionBase"]
 
@@ -40,15 +41,17 @@ ArrayT = TypeVar("ArrayT", bound=ArrayBase)
 KernelT = TypeVar("KernelT", bound=KernelBase[Any, Any])
 ModuleT = TypeVar("ModuleT", bound=ModuleBase[Any, Any])
 JobT = TypeVar("JobT", bound=JobBase)
+WorkloadT = TypeVar("WorkloadT", bound=WorkloadBase[Any, Any])
 
 
-class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
+class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
     """State and operations common to `Session` and `AsyncSession`."""
 
     _channel: Any
     _array_class: type[ArrayT]
     _module_class: type[ModuleT]
     _job_class: type[JobT]
+    _workload_class: type[WorkloadT]
     _finalizer: weakref.finalize[..., Any]
     _submit = submit_launches
 
@@ -60,6 +63,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
         self._limits: dict[str, int] = {}
         self._daemon: dict[str, Any] = {}
         self._amounts: dict[Any, Amounts] = {}
+        self._workloads: weakref.WeakSet[WorkloadT] = weakref.WeakSet()
 
     @property
     def path(self) -> str:
@@ -167,6 +171,39 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
         """Make an array with unspecified values; see `zeros`."""
         return (yield from self._new(shape, dtype, device))
 
+    @operation
+    def workload(
+        self,
+        persistent: int | str,
+        temporary: int | str,
+        offset: int | str = OFFSET,
+        weight: int = 1,
+        *,
+        device: Device | int | None = None,
+    ) -> Operation[WorkloadT]:
+        """Open a workload: a loop that takes turns with others with a device's memory.
+
+        Waits until there is room for what it keeps, beside what others keep and the largest
+        temporary need. Sizes are bytes, or text such as ``"2GiB"``.
+
+        Args:
+            persistent: What lives across iterations, such as weights and optimiser state.
+            temporary: What lives within an iteration, at most, such as activations.
+            offset: Room in which the persistent memory can grow; it counts as used.
+            weight: The length of its turns beside those of others, 1 to 1000.
+            device: On which device; None: the daemon chooses, and `Workload.reason` says why.
+
+        Raises:
+            OutOfMemory: No device can ever hold it, or a limit of the session or user is reached.
+            TypeError, ValueError: A size or the weight is not one.
+        """
+        on = None if device is None else self._on(device)
+        sizes = persistent, temporary, offset
+        workload: WorkloadT = yield from open_workload(
+            self, self._workload_class, on, sizes, weight
+        )
+        return workload
+
     # -- kernels and jobs
 
     @operation
@@ -246,8 +283,8 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT]):
         """Query the daemon's state, as ``gpuctl --json`` shows it.
 
         Args:
-            topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``history``, ``events``, ``trace``
-                or ``doctor``.
+            topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``workloads``, ``history``,
+                ``events``, ``trace`` or ``doctor``.
             limit: How many rows, the latest ones; 0: all that are kept.
 
         Raises:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from gpud.config.setting_types import SettingType
-from gpud.units import share
+from gpud.units import byte_size, share
 
 __all__ = ["amount", "duration", "memory"]
 
@@ -75,18 +75,15 @@ class _Memory(SettingType):
         return "SIZE"
 
     def from_text(self, text: str) -> int | Fraction:
-        match = re.fullmatch(
-            r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([KMGT]iB|[kKMGT]B|B|%|)\s*", text, re.ASCII
-        )
-        if match is None:
-            raise ValueError(self.describe())
-        number, unit = Fraction(match[1]), match[2]
-        if unit == "%":
-            if self.of is None or not 0 < number <= 100:
+        if text.rstrip().endswith("%"):
+            match = _PERCENTAGE.fullmatch(text)
+            if self.of is None or match is None or not 0 < (number := Fraction(match[1])) <= 100:
                 raise ValueError(self.describe())
             return number / 100
-        exact = number * _BYTES[unit.upper()]
-        return self._checked(int(exact) if exact.denominator == 1 else exact)
+        try:
+            return self._checked(byte_size(text))
+        except ValueError:
+            raise ValueError(self.describe()) from None
 
     def from_toml(self, value: Any) -> int | Fraction:
         return self.from_text(value) if type(value) is str else self._checked(value)
@@ -111,11 +108,7 @@ class _Memory(SettingType):
         return f"a number of bytes{least}{most}, also as '8 GiB' or '500 MB'{part}"
 
 
-_BYTES = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base**power
-    for suffix, base in (("B", 1000), ("IB", 1024))
-    for power, prefix in enumerate("KMGT", 1)
-}
+_PERCENTAGE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*%\s*", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,24 @@ class Config:
         "how often a second a job gives up some of its share for other offline jobs, at most; a "
         "change costs about a launch, so that 5 of them cost less than 1 %",
     )
+    turn_slice_ns: int = _setting(
+        quantities.duration("ms", most_s=3600, least_ns=10**6),
+        "100 ms",
+        "how long a workload of weight 1 keeps its turn with a device's temporary memory while "
+        "others wait; an iteration that has begun ends in any case",
+    )
+    turn_linger_ns: int = _setting(
+        quantities.duration("ms", most_s=60),
+        "2 ms",
+        "how long a workload may take from one iteration to the next before its turn ends, while "
+        "others wait",
+    )
+    turn_overstay_ns: int = _setting(
+        quantities.duration("s", most_s=86_400, least_ns=10**6),
+        "60 s",
+        "how long an iteration may last, while others wait, before the log and gpuctl events name "
+        "its workload",
+    )
     offline_floor: str = _setting(
         quantities.amount(), "0", "what online jobs always leave to offline ones, on each device"
     )

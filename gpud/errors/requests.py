@@ -267,8 +267,10 @@ class OutOfMemory(CallerError, MemoryError):
         "requested_bytes": "the requested size",
         "available_bytes": "the largest size that could have been granted",
         "limit": "the limit that was reached: 'device', 'user', 'session', 'jobs' (unfinished jobs "
-        "may use freed arrays), 'arena' (no contiguous range is large enough), or 'kernels' "
-        "(memory or addresses cannot be recovered while certain kernels run); None if not known",
+        "may use freed arrays), 'arena' (no contiguous range is large enough), 'kernels' (memory "
+        "or addresses cannot be recovered while certain kernels run), 'zones' (of no device that a "
+        "workload could be on), 'offset' (a workload's room to grow) or 'temporary' (what a "
+        "workload asked for within an iteration); None if not known",
     }
     requested_bytes: int
     available_bytes: int
@@ -298,5 +300,9 @@ _LIMITS = {
     "kernels": " on the device as long as kernels run that cannot be interrupted for more; wait "
     "until they are over, or free arrays",
     "jobs": " until jobs end that use arrays which are freed or dropped; wait for their result()",
+    "zones": " on the largest device that the workload could be on, for its persistent memory, the "
+    "offset behind it and its temporary memory together; ask for less",
+    "offset": " at the workload's place; free what it keeps, or open it with a larger offset",
+    "temporary": " of the workload's temporary memory; open it with more",
     "arena": " in one piece; free arrays between others, or allocate the large ones first",
 }

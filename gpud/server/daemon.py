@@ -137,7 +137,14 @@ class Daemon:
                         device=device.spec,
                     )
             copied = {d.index: d.memory for d in self.devices if d.memory is not None}
-            self.state.arenas.set_up(settings.memory_limits(self.config, self.devices), copied)
+            limits = settings.memory_limits(self.config, self.devices)
+            self.state.arenas.set_up(limits, copied)
+            self.state.workloads.set_up(
+                limits.device,
+                settings.turn_settings(self.config),
+                {index: self.devices[index].spec for index in copied},
+                lambda device, session: self.devices[device].open_arena(session),
+            )
             await self._serve_metrics()
         except BaseException:
             await self._close()
@@ -202,6 +209,7 @@ class Daemon:
         """Do what no event triggers: read GPU metrics, end sessions that hold too much memory."""
         self._gpu_monitors.poll()
         self.connections.end_excessive(self.state.arenas.find_excess())
+        self.state.workloads.poll()
         self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
     def _accept_again(self, listener: Listener) -> None:

@@ -25,6 +25,7 @@ from gpud.server.handlers.metrics import metrics_text
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
 from gpud.server.handlers.submission import Submission
+from gpud.server.handlers.workloads import WorkloadRequests
 from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.device import Device
 from gpud.server.hosts.devices import Devices
@@ -141,6 +142,7 @@ def make_parts(
         followers,
         HistoryRequests(state.history, answers),
         Administration(state, devices, device_rows, runner, drain),
+        WorkloadRequests(state.workloads, devices),
     )
     connections = Connections(state, outbox, handlers, devices, device_rows, runner, followers)
     text = partial(metrics_text, queries, state.history.totals)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from gpud.config import Config
 from gpud.core.settings import Settings
+from gpud.core.workloads.turns import TurnSettings
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument, MissingDependency
 from gpud.processes.culprits import MOST_TRIES
@@ -22,6 +23,7 @@ __all__ = [
     "host_limits",
     "memory_limits",
     "scheduler_settings",
+    "turn_settings",
 ]
 
 _AUTO = "auto"
@@ -53,6 +55,11 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
         grace_ns=config.grace_ns,
         debug=validate,
     )
+
+
+def turn_settings(config: Config) -> TurnSettings:
+    """Return the settings of workloads' turns."""
+    return TurnSettings(config.turn_slice_ns, config.turn_linger_ns, config.turn_overstay_ns)
 
 
 def device_specs(config: Config, *, look: bool = True) -> list[str]:

@@ -33,10 +33,11 @@ from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena",
-    "AskHistory", "Began", "Cancel", "Compile", "Compiled", "Describe", "Download", "Drain",
-    "Failed", "Finished", "Follow", "Free", "Goodbye", "Happened", "Hello", "LaunchRecord",
-    "Measure", "Measured", "Pause", "Query", "ReadSymbol", "Resize", "Resume", "Submit", "Unload",
-    "Upload", "Welcome", "WriteSymbol",
+    "AskHistory", "Began", "BeginIteration", "Cancel", "CloseWorkload", "Compile", "Compiled",
+    "Describe", "Download", "Drain", "EndIteration", "Failed", "Finished", "Follow", "Free",
+    "Goodbye", "GrowWorkload", "Happened", "Hello", "LaunchRecord", "Measure", "Measured",
+    "OpenWorkload", "Pause", "Query", "ReadSymbol", "Resize", "Resume", "Submit", "Unload",
+    "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
 ]  # fmt: skip
 
 VERSION = 2
@@ -52,13 +53,17 @@ _client = CLIENT_PROTOCOL.message(Sender.CLIENT)
 _daemon = CLIENT_PROTOCOL.message(Sender.DAEMON)
 _record = CLIENT_PROTOCOL.record()
 
-TOPICS = ("status", "jobs", "kernels", "memory", "history", "events", "trace", "doctor", "config")
+TOPICS = (
+    "status", "jobs", "kernels", "memory", "workloads", "history", "events", "trace", "doctor",
+    "config",
+)  # fmt: skip
 """The topics of `Query`."""
 
 Request = Annotated[int, uint(32), "chosen by the client; the reply carries it"]
 Device = Annotated[int, uint(8), "index of the device in `Welcome`"]
 Module = Annotated[int, uint(32), "as `Compiled` named it"]
 Dim3 = Annotated[tuple[int, int, int], listed(uint(32, least=1), 3, 3), "x, y, z"]
+Workload = Annotated[int, uint(32), "as `WorkloadOpened` numbered it"]
 JobRef = Annotated[tuple[int, int], pair(uint(32), uint(32)), "(session, number)"]
 Amount = Annotated[tuple[int, int] | None, optional(amount()), "CapSM, exact; nil for none"]
 
@@ -363,6 +368,65 @@ class Drain(NamedTuple):
     request: Request
 
 
+@_client(30)
+class OpenWorkload(NamedTuple):
+    """Ask for memory for a workload; answered by `WorkloadOpened`, when there is room for it.
+
+    Refused if no device can ever hold it.
+    """
+
+    request: Request
+    device: Annotated[
+        int | None, optional(uint(8)), "index of the device in `Welcome`; nil: the daemon chooses"
+    ]
+    persistent: Annotated[int, uint(63, least=1), "bytes that live across iterations"]
+    temporary: Annotated[int, uint(63), "bytes that live within an iteration, at most"]
+    offset: Annotated[int, uint(63), "bytes by which the persistent memory may grow"]
+    weight: Annotated[int, uint(16, least=1, most=1000), "the length of its turns beside others'"]
+
+
+@_client(31)
+class BeginIteration(NamedTuple):
+    """Wait for a workload's turn; answered by `Answer`.
+
+    The answer is true if a turn begins with this iteration: its temporary memory is all zeroes.
+    """
+
+    request: Request
+    workload: Workload
+
+
+@_client(32)
+class EndIteration(NamedTuple):
+    """End an iteration once the jobs that were submitted before have ended. Not answered.
+
+    A refusal is sent as `Failed` with request 0.
+    """
+
+    workload: Workload
+
+
+@_client(33)
+class GrowWorkload(NamedTuple):
+    """Grow a workload's persistent memory at its place; `Answer` holds its size then, in bytes."""
+
+    request: Request
+    workload: Workload
+    size: Annotated[int, uint(63, least=1), "bytes in all"]
+
+
+@_client(34)
+class CloseWorkload(NamedTuple):
+    """End a workload once the jobs that were submitted before have ended, and clear its memory.
+
+    Answered by `Answer` when that is done. Users end their own workloads, root and the daemon's
+    user those of all.
+    """
+
+    request: Annotated[int, uint(32), "the reply carries it; 0: no reply is wanted"]
+    workload: Workload
+
+
 # -- from the daemon -----------------------------------------------------------------------------
 
 
@@ -486,8 +550,22 @@ class Goodbye(NamedTuple):
     error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']
 
 
-@_daemon(74)
+@_daemon(80)
 class Began(NamedTuple):
     """A job has begun: its kernels may have changed arrays. Sent after `Resume` only."""
 
     number: Annotated[int, uint(32), "of the job in this session"]
+
+
+@_daemon(81)
+class WorkloadOpened(NamedTuple):
+    """A workload has its memory; `Arena` comes before if it is the session's first there."""
+
+    request: Request
+    workload: Annotated[int, uint(32), "the workload's number, unique in the daemon"]
+    device: Device
+    persistent: Annotated[int, uint(64), "device address of its persistent memory"]
+    persistent_bytes: Annotated[int, uint(63), "its size, in whole pages"]
+    temporary: Annotated[int, uint(64), "device address of its temporary memory; 0: none"]
+    temporary_bytes: Annotated[int, uint(63), "its size, in whole pages"]
+    reason: Annotated[str, text(4096), "why this device"]

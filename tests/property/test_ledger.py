@@ -34,6 +34,48 @@ def new_ledger() -> Ledger:
     return Ledger(DEVICES, session_bytes=SESSION_LIMITS, user_bytes=USER_LIMITS)
 
 
+def history_of_loans(ledger: Ledger, steps: int = 400) -> None:
+    """Lend addresses, resize zones and allocate at random; what was lent is not counted."""
+    chance = random.Random(7)
+    session = SessionId(1)
+    ledger.open(session, 0)
+    loans: list[Address] = []
+    arrays: dict[Address, int] = {}
+    zone = 0
+    for _ in range(steps):
+        size = chance.randrange(1, 6 * PAGE_BYTES)
+        if chance.random() < 0.3:
+            loans.append(ledger.lend(session, 0, size))
+        elif loans and chance.random() < 0.5:
+            freed = ledger.end_loan(session, 0, loans.pop(chance.randrange(len(loans))))
+            assert freed.size % PAGE_BYTES == 0
+        elif chance.random() < 0.4:
+            most = DEVICES[0] - ledger.used_bytes(0) + zone
+            zone = -(-min(size, most // PAGE_BYTES * PAGE_BYTES) // PAGE_BYTES) * PAGE_BYTES
+            ledger.set_zone(0, zone)
+        elif arrays and chance.random() < 0.5:
+            address = chance.choice(sorted(arrays))
+            ledger.free(session, 0, address)
+            del arrays[address]
+        elif size <= ledger.available_bytes(session, 0):
+            arrays[ledger.allocate(session, 0, size)] = -(-size // PAGE_BYTES) * PAGE_BYTES
+        ledger.validate()
+        assert ledger.used_bytes(0) == sum(arrays.values()) + zone
+        assert ledger.zone_bytes(0) == zone
+    with pytest.raises(InternalError, match="does not fit"):
+        ledger.set_zone(0, DEVICES[0] + PAGE_BYTES)
+    for address in loans:
+        with pytest.raises(UnknownName):
+            ledger.end_loan(session, 0, address + PAGE_BYTES)
+    ledger.close(session)
+    assert ledger.used_bytes(0) == zone
+    ledger.validate()
+
+
+def test_what_is_lent_is_counted_by_the_zone_alone() -> None:
+    history_of_loans(new_ledger())
+
+
 class Memory(RuleBasedStateMachine):
     """The ledger beside a list of arrays that knows nothing of holes, pages or limits."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpud.units import (
     Share,
+    byte_size,
     job_id,
     job_name,
     job_pair,
@@ -91,3 +93,26 @@ def test_what_is_no_job_is_refused(text: str) -> None:
 def test_no_job_has_numbers_out_of_range(session: int, number: int) -> None:
     with pytest.raises(ValueError, match="there is no job"):
         job_id(session, number)
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        (0, 0), (7, 7), ("0", 0), ("4096", 4096), ("2GiB", 2 << 30), (" 1.5 GB ", 1_500_000_000),
+        ("100 MiB", 100 << 20), ("1 kB", 1000), ("3 B", 3), ("0.5KiB", 512),
+    ],
+)  # fmt: skip
+def test_sizes_are_bytes_or_text(written: int | str, size: int) -> None:
+    assert byte_size(written) == size
+
+
+@pytest.mark.parametrize("written", [-1, "-1", "", "GiB", "1.5", "2 gib", "1e9", "10%", "0.3 KiB"])
+def test_what_is_not_a_size_is_refused(written: int | str) -> None:
+    with pytest.raises(ValueError, match="a size is a number of bytes"):
+        byte_size(written)
+
+
+@pytest.mark.parametrize("written", [True, 1.0, None, b"1"])
+def test_a_size_of_another_type_is_refused(written: Any) -> None:
+    with pytest.raises(TypeError, match="a size is a number of bytes or text"):
+        byte_size(written)

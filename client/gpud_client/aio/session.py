@@ -31,6 +31,7 @@ from gpud_client.launch.kernels import KernelBase
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
+from gpud_client.workloads import AwaitedTurn, AwaitedWorkload
 
 __all__ = [
     "AsyncArray",
@@ -39,6 +40,8 @@ __all__ = [
     "AsyncModule",
     "AsyncSession",
     "AsyncSymbol",
+    "AsyncTurn",
+    "AsyncWorkload",
     "Connecting",
     "aconnect",
     "open_session",
@@ -64,13 +67,26 @@ class AsyncModule(ModuleBase[AsyncKernel, AsyncSymbol], Awaited):
     _symbol_class = AsyncSymbol
 
 
-class AsyncSession(SessionBase[AsyncArray, AsyncKernel, AsyncModule, AsyncJob], Awaited):
+class AsyncTurn(AwaitedTurn[AsyncArray]):
+    """An iteration of a workload; see `Turn`."""
+
+
+class AsyncWorkload(AwaitedWorkload[AsyncArray, AsyncTurn]):
+    """A loop whose iterations take turns with a device's memory; see `Workload`."""
+
+    _turn_class = AsyncTurn
+
+
+class AsyncSession(
+    SessionBase[AsyncArray, AsyncKernel, AsyncModule, AsyncJob, AsyncWorkload], Awaited
+):
     """A connection to the daemon for asyncio; see `Session`. Made by `aconnect` or `alocal`."""
 
     _channel: AsyncChannel
     _array_class = AsyncArray
     _module_class = AsyncModule
     _job_class = AsyncJob
+    _workload_class = AsyncWorkload
 
     def __init__(self, sock: socket.socket, path: str, program: str | None = None) -> None:
         super().__init__(ProtocolState(), path, program)

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from gpud_client.cli import administration, events, history, job_control, queries, run, top
+from gpud_client.cli import (
+    administration,
+    events,
+    history,
+    job_control,
+    queries,
+    run,
+    top,
+    workloads,
+)
 from gpud_client.cli.output import JsonOption, SocketOption
 
 __all__ = ["app"]
@@ -61,6 +70,7 @@ COMMANDS = {
         job_control.resize,
         job_control.cancel,
         queries.memory,
+        workloads.workloads,
         events.events,
         events.trace,
         history.history,

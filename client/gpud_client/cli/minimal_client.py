@@ -107,6 +107,10 @@ class MinimalClient:
         """End the daemon in order: "jobs" that are waited for, and "timeout_s"."""
         return self._channel.run(operations.drain())
 
+    def end_workload(self, workload: int) -> None:
+        """End a workload once its session's jobs have ended; waits for that."""
+        self._channel.run(operations.end_workload(workload))
+
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield every event from now on, until the connection is lost."""
         events = self._core.events = SimpleQueue()

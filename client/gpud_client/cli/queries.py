@@ -26,6 +26,7 @@ from gpud_client.cli.output import (
 
 if TYPE_CHECKING:
     from gpud_client.cli.minimal_client import MinimalClient
+from gpud_client.cli.workloads import zone_lines
 
 __all__ = [
     "DEVICES",
@@ -177,6 +178,8 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         return
     print_table(DEVICES, answer.get("devices", []), "it has no device")
     print_table(_MEMORY, answer.get("sessions", []), _none(answer, "nobody holds memory"))
+    for line in zone_lines(answer.get("zones", [])):
+        say(line)
     say_others(answer)
 
 

@@ -9,6 +9,7 @@ from gpud.wire.messages import (
     TOPICS,
     AskHistory,
     Cancel,
+    CloseWorkload,
     Describe,
     Drain,
     Follow,
@@ -24,6 +25,7 @@ __all__ = [
     "cancel",
     "describe",
     "drain",
+    "end_workload",
     "follow",
     "pause",
     "query",
@@ -100,6 +102,11 @@ def drain() -> Operation[dict[str, Any]]:
     """End the daemon in order: "jobs" that are waited for, and "timeout_s"."""
     answer = yield Request(Drain)
     return _map(answer.value)
+
+
+def end_workload(workload: int) -> Operation[None]:
+    """End a workload, and wait until its memory is cleared."""
+    yield Request(lambda number: CloseWorkload(number, workload))
 
 
 def follow() -> Operation[None]:

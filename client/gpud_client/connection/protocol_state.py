@@ -46,6 +46,7 @@ from gpud.wire.messages import (
     Measured,
     Submit,
     Welcome,
+    WorkloadOpened,
 )
 from gpud_client.connection.daemon_socket import MAX_FRAME_BYTES
 from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
@@ -359,4 +360,4 @@ def connection_lost(where: str, why: GpudError | str) -> ConnectionLost:
     return lost
 
 
-_ANSWERS = frozenset((Answer, Allocated, Compiled, Measured, Welcome))
+_ANSWERS = frozenset((Answer, Allocated, Compiled, Measured, Welcome, WorkloadOpened))

@@ -10,6 +10,7 @@ in the order of the jobs.
 Terms (units in brackets):
     hole: a maximal range of whole pages without an array.
     used [bytes]: in arrays, including those that wait to be freed; whole pages.
+    lent: an array whose memory is counted elsewhere, as the temporary memory of a workload is.
 
 Properties:
     disjoint: no two arrays overlap, waiting ones included, and each lies in the arena;
@@ -50,17 +51,34 @@ class ArenaAllocator:
         arrays: the requested size by address, without arrays that wait to be freed.
         waiting: the arrays that wait to be freed: (last job, address, requested size).
         waiting_bytes: bytes of those arrays, in whole pages.
+        lent: the bytes of lent arrays, in whole pages, by address.
     """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.used = 0
+        self.lent: dict[Address, int] = {}
         self.arrays: dict[Address, int] = {}
         self.waiting: deque[tuple[int, Address, int]] = deque()
         self.waiting_bytes = 0
         # The start and end addresses of the holes, sorted.
         self.starts: list[int] = [arena.base]
         self.ends: list[int] = [arena.base + arena.size]
+
+    @property
+    def counted(self) -> int:
+        """Bytes of all arrays that are not lent."""
+        return self.used - sum(self.lent.values())
+
+    def lend(self, asked: int) -> Address | None:
+        """Return the address of a new lent array, in the last hole that is large enough."""
+        size = whole_pages(asked)
+        holes = zip(reversed(self.starts), reversed(self.ends), strict=True)
+        at = next((end - size for start, end in holes if end - start >= size), None)
+        address = None if at is None else self.allocate(asked, at)
+        if address is not None:
+            self.lent[address] = size
+        return address
 
     def allocate(self, asked: int, at: int | None = None) -> Address | None:
         """Return the address of a new array of ``asked`` bytes; None: no hole is large enough.

@@ -14,12 +14,16 @@ determines its device, and an address in another session's or device's arena is 
 This is accounting only; the server owns the memory itself. A freed range must read as zero again
 before the next `Ledger.allocate` in that arena: see `FreeRange`.
 
-Module variables lie outside arenas, and are counted: see `Ledger.reserve`.
+Module variables lie outside arenas, and are counted: see `Ledger.reserve`. Workloads share the
+memory that they have in turns: it is counted once for the device (`Ledger.set_zone`), and each has
+addresses for it (`Ledger.lend`).
 
 Terms (units in brackets):
     slot: a range of addresses for one arena, `Ledger.slot_bytes` [bytes].
     reserved [bytes]: counted without an address; whole pages.
-    used [bytes]: in arrays, including those that wait to be freed, and reserved; whole pages.
+    used [bytes]: in arrays, including those that wait to be freed and without lent ones, reserved,
+        and for a device its zone; whole pages.
+    zone [bytes]: the temporary memory of all workloads on a device.
     limit [bytes]: the most used bytes: of a device, and there of each user and each session.
 
 Properties:
@@ -105,6 +109,7 @@ class Ledger:
         self._users: dict[SessionId, int] = {}
         self._arenas: dict[tuple[SessionId, int], ArenaAllocator] = {}
         self._used = [0] * len(self._device_bytes)
+        self._zones = [0] * len(self._device_bytes)
         self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
         self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
         # Slots are counted from the one that is used first.
@@ -134,7 +139,7 @@ class Ledger:
             self._count(user, device, -self._reserved.pop((session, device), 0))
         for (owner, device), allocator in list(self._arenas.items()):
             if owner == session:
-                self._count(user, device, -allocator.used)
+                self._count(user, device, -allocator.counted)
                 self._give_slot_back(self._slot_of(allocator.arena.base))
                 del self._arenas[owner, device]
                 closed.append(allocator.arena)
@@ -244,6 +249,51 @@ class Ledger:
         self._reserved[key] -= whole
         self._count(self._user(session), device, -whole)
 
+    # -- temporary memory of workloads
+
+    def set_zone(self, device: int, size: int) -> None:
+        """Count ``size`` bytes for the zone of a device, instead of what it had.
+
+        Raises:
+            InternalError: the device has less; whoever sets it looks before.
+        """
+        used = self._used[device] - self._zones[device] + whole_pages(size)
+        require(used <= self._device_bytes[device], "a zone does not fit")
+        self._used[device], self._zones[device] = used, whole_pages(size)
+
+    def zone_bytes(self, device: int) -> int:
+        """Return the size of a device's zone."""
+        return self._zones[device]
+
+    def lend(self, session: SessionId, device: int, size: int) -> Address:
+        """Return addresses for memory in the device's zone, near the end of the session's arena.
+
+        Raises:
+            OutOfMemory: the arena has no room.
+            UnknownName, LimitExceeded: as `allocate`.
+        """
+        self._user(session)
+        self._check_device(device)
+        allocator = self._allocator(session, device)
+        address = allocator.lend(size)
+        if address is None:
+            raise OutOfMemory(size, allocator.largest_hole(), limit="arena")
+        return address
+
+    def end_loan(self, session: SessionId, device: int, address: int) -> FreeRange:
+        """Free lent addresses at once.
+
+        Raises:
+            UnknownName: nothing is lent at ``address``.
+        """
+        allocator = self._allocator_of(session, device, address)
+        size = allocator.lent.pop(Address(address), None)
+        if size is None:
+            raise UnknownName(f"the array at {address:#x} is not lent")
+        del allocator.arrays[Address(address)]
+        allocator.release(Address(address), size)
+        return FreeRange(session, device, Address(address), size)
+
     def free(self, session: SessionId, device: int, address: int) -> FreeRange:
         """Frees an array at once.
 
@@ -314,7 +364,7 @@ class Ledger:
                     self._users[session],
                     device,
                     len(allocator.arrays),
-                    allocator.used,
+                    allocator.counted,
                     allocator.waiting_bytes,
                     self._session_bytes[device],
                 )
@@ -325,7 +375,7 @@ class Ledger:
         Raises:
             InternalError: one is violated.
         """
-        by_device = [0] * len(self._used)
+        by_device = list(self._zones)
         by_user: dict[tuple[int, int], int] = {}
         slots = []
         for (session, device), size in self._reserved.items():
@@ -337,9 +387,9 @@ class Ledger:
             allocator.validate()
             slots.append(self._slot_of(allocator.arena.base))
             key = (self._users[session], device)
-            by_device[device] += allocator.used
-            by_user[key] = by_user.get(key, 0) + allocator.used
-            own = allocator.used + self._reserved.get((session, device), 0)
+            by_device[device] += allocator.counted
+            by_user[key] = by_user.get(key, 0) + allocator.counted
+            own = allocator.counted + self._reserved.get((session, device), 0)
             require(own <= self._session_bytes[device], "a session is over its limit")
         require(by_device == self._used, "bytes of devices are lost or counted twice")
         counted = {key: used for key, used in self._used_by_user.items() if used}
@@ -384,7 +434,7 @@ class Ledger:
         """Return how many more bytes the session may use, and the limit that is reached first."""
         allocator = self._arenas.get((session, device))
         own = self._reserved.get((session, device), 0) + (
-            0 if allocator is None else allocator.used
+            0 if allocator is None else allocator.counted
         )
         users = self._used_by_user.get((user, device), 0)
         # The first of equal ones is named: raising another would change nothing.

@@ -11,6 +11,7 @@ from gpud.server.handlers.memory import MemoryRequests
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
 from gpud.server.handlers.submission import Submission
+from gpud.server.handlers.workloads import WorkloadRequests
 from gpud.wire import messages as wm
 
 __all__ = ["message_table"]
@@ -25,6 +26,7 @@ def message_table(
     followers: Followers,
     history: HistoryRequests,
     administration: Administration,
+    workloads: WorkloadRequests,
 ) -> Handlers:
     """Return the handlers by message; `Hello` has none, as it opens the session."""
     return {
@@ -48,4 +50,9 @@ def message_table(
         wm.AskHistory: history.ask,
         wm.Pause: administration.pause,
         wm.Drain: administration.drain,
+        wm.OpenWorkload: workloads.open,
+        wm.BeginIteration: workloads.begin,
+        wm.EndIteration: workloads.end_iteration,
+        wm.GrowWorkload: workloads.grow,
+        wm.CloseWorkload: workloads.end,
     }

@@ -1,4 +1,4 @@
-"""Handles queries: status, jobs, kernels, memory, history, events, trace, doctor.
+"""Handles queries: status, jobs, kernels, memory, workloads, history, events, trace, doctor.
 
 Users see their own rows; the daemon's user and root see all. Answers are built in slices
 (`gpud.server.handlers.answers`), so a row gives the state at the time when it was built.
@@ -72,6 +72,7 @@ class Queries:
             "status": self._status,
             "kernels": self._kernels,
             "memory": self._memory,
+            "workloads": self._workloads,
             "history": self._history,
             "events": self._events,
             "trace": self._trace,
@@ -188,8 +189,15 @@ class Queries:
         return {
             "devices": self._device_rows.rows(loads),
             "sessions": sessions,
+            "zones": self._state.workloads.zones(),
             "others": self._others.rows(session.peer),
         }
+
+    def _workloads(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
+        workloads = self._state.workloads
+        yield
+        seen = workloads.rows(session.peer)
+        return {"workloads": seen[-limit:] if limit else seen, "devices": workloads.zones()}
 
     def _config(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         """The settings with their origins; what is said of users only to who manages them all."""

@@ -77,6 +77,7 @@ class Runner:
         self._sessions = state.sessions
         self._modules = state.modules
         self._arenas = state.arenas
+        self._workloads = state.workloads
         self._records = state.records
         self._devices = devices
         self._on_bug = on_bug
@@ -327,6 +328,7 @@ class Runner:
         for device in self._devices:
             device.close_session(number)
         self._arenas.close_session(number)
+        self._workloads.session_closed(number)
 
     def _replace_device(self, command: co.ReplaceDevice) -> None:
         self._devices[command.device].replace(f"was replaced: {command.reason}")

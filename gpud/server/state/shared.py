@@ -13,6 +13,7 @@ from gpud.server.state.job_tables import ActiveJobs
 from gpud.server.state.modules import Modules
 from gpud.server.state.quota import Users
 from gpud.server.state.sessions import Sessions
+from gpud.server.state.workloads import Workloads
 from gpud.telemetry.records import Records
 
 __all__ = ["SharedState"]
@@ -27,6 +28,7 @@ class SharedState:
         descriptors: how the open files are used.
         records: the history of events, allocations and jobs.
         arenas: the memory of sessions' arrays.
+        workloads: programs that take turns with the devices' memory.
         users: the counts and quotas of each user.
         modules: all that hosts may have loaded, by number.
         jobs: those that have not ended, by id.
@@ -42,6 +44,7 @@ class SharedState:
             epoch_ns=time.time_ns() - time.monotonic_ns(), history=config.history
         )
         self.arenas = Arenas(loop, self.descriptors)
+        self.workloads = Workloads(loop, self.arenas, self.records)
         self.users = Users(config)
         self.modules = Modules()
         self.jobs = ActiveJobs()

@@ -1,0 +1,134 @@
+"""Places a workload's arrays within its memory, without asking the daemon."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+__all__ = ["ALIGNMENT", "MemoryPart", "MemoryRange"]
+
+ALIGNMENT = 256
+"""Bytes to which arrays are aligned, as a driver's own allocations are."""
+
+
+class MemoryRange:
+    """A range of device addresses, and the parts of it that arrays have. Thread-safe.
+
+    Parts are placed into the first hole that is large enough. One that is given back while jobs may
+    use it stays as it is until they have ended.
+
+    Args:
+        base: address of the first byte.
+        size: bytes.
+        unended: the numbers of the session's jobs that have not ended.
+
+    Attributes:
+        base: address of the first byte.
+        size: bytes.
+        used: the bytes of all parts.
+        peak: the most bytes up to the end of a part so far.
+    """
+
+    def __init__(self, base: int, size: int, unended: Collection[int]) -> None:
+        self.base = base
+        self.size = size
+        self.used = 0
+        self.peak = 0
+        self._unended = unended
+        self._lock = threading.Lock()
+        self._holes = [(0, size)] if size else []  # (offset, end), sorted
+        self._deferred: list[tuple[frozenset[int], int, int]] = []
+
+    def take(self, size: int) -> int | None:
+        """Return the address of a new part; None: no hole is large enough."""
+        size = _aligned(size)
+        with self._lock:
+            self._settle()
+            for index, (start, end) in enumerate(self._holes):
+                if end - start >= size:
+                    rest = [(start + size, end)] if start + size < end else []
+                    self._holes[index : index + 1] = rest
+                    self.used += size
+                    self.peak = max(self.peak, start + size)
+                    return self.base + start
+        return None
+
+    def missing(self, size: int) -> int:
+        """Return how large the range must be for a part of ``size`` bytes at its end."""
+        with self._lock:
+            last = self._holes[-1] if self._holes else (self.size, self.size)
+            start = last[0] if last[1] == self.size else self.size
+            return start + _aligned(size)
+
+    def give_back(self, address: int, size: int) -> None:
+        """Make a part free, once the jobs that were submitted so far have ended."""
+        using = frozenset(self._unended)
+        start = address - self.base
+        with self._lock:
+            self._deferred.append((using, start, start + _aligned(size)))
+            self._settle()
+
+    def grow(self, size: int) -> None:
+        """Make the range ``size`` bytes long, which is more than before."""
+        with self._lock:
+            if size > self.size:
+                self._insert(self.size, size)
+                self.size = size
+
+    def _settle(self) -> None:
+        waiting = []
+        for using, start, end in self._deferred:
+            if any(number in self._unended for number in using):
+                waiting.append((using, start, end))
+            else:
+                self.used -= end - start
+                self._insert(start, end)
+        self._deferred = waiting
+
+    def _insert(self, start: int, end: int) -> None:
+        holes: list[tuple[int, int]] = []
+        for hole in sorted([*self._holes, (start, end)]):
+            if holes and holes[-1][1] == hole[0]:
+                holes[-1] = (holes[-1][0], hole[1])
+            else:
+                holes.append(hole)
+        self._holes = holes
+
+
+class MemoryPart:
+    """The memory of one array; given back when neither the array nor a view of it is left.
+
+    Stands in for the session's own allocations, whose attributes it has.
+
+    Args:
+        of: the range that it is part of.
+        owner: kept alive, as the range is the owner's.
+        device: index of the device.
+        address: device address.
+        size: bytes.
+
+    Attributes:
+        device: index of the device.
+        address: device address.
+        size: bytes.
+        lost: whether the device lost the values.
+    """
+
+    __slots__ = ("__weakref__", "_of", "_owner", "address", "device", "lost", "size")
+
+    def __init__(
+        self, of: MemoryRange, owner: object, device: int, address: int, size: int
+    ) -> None:
+        self._of = of
+        self._owner = owner
+        self.device = device
+        self.address = address
+        self.size = size
+        self.lost = False
+
+    def __del__(self) -> None:
+        self._of.give_back(self.address, self.size)
+
+
+def _aligned(size: int) -> int:
+    return -(-max(1, size) // ALIGNMENT) * ALIGNMENT

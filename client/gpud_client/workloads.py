@@ -1,0 +1,484 @@
+"""Workloads: loops whose iterations take turns with a device's memory.
+
+What a workload keeps across iterations is *persistent* and has its own region of the device's
+memory; what it needs within one is *temporary* and lies in memory that all workloads of a device
+use in turns. So a device holds workloads whose needs add up to more than it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.errors import ConnectionLost, OutOfMemory, UnknownName
+from gpud.units import byte_size
+from gpud.wire import messages as wm
+from gpud_client.arrays import ArrayBase, Shape, as_dtype, as_shape, as_values
+from gpud_client.connection.faces import Awaited, Blocking, operation
+from gpud_client.connection.pending import Notification, Operation, Request
+from gpud_client.connection.protocol_state import ProtocolState
+from gpud_client.devices import Device
+from gpud_client.displays import Display, Displayed
+from gpud_client.workload_memory import MemoryPart, MemoryRange
+
+__all__ = ["OFFSET", "TurnBase", "WorkloadBase", "open_workload"]
+
+OFFSET = "100MiB"
+"""The default room in which a workload's persistent memory can grow."""
+
+_OVER = (
+    "the array was temporary, and its iteration has ended: make it anew in each iteration, or keep "
+    "it with the workload's own empty(), zeros() or array()"
+)
+_CLOSED = "the workload is closed: open another one"
+
+ArrayT = TypeVar("ArrayT", bound=ArrayBase)
+TurnT = TypeVar("TurnT", bound="TurnBase[Any]")
+BlockingT = TypeVar("BlockingT", bound="BlockingTurn[Any]")
+AwaitedT = TypeVar("AwaitedT", bound="AwaitedTurn[Any]")
+
+
+class _Memory(Generic[ArrayT]):
+    """Makes arrays in a range of memory; what workloads and turns have in common."""
+
+    _channel: Any
+    _workload: WorkloadBase[Any, Any]
+
+    @operation
+    def empty(self, shape: Shape, dtype: npt.DTypeLike = "float64") -> Operation[ArrayT]:
+        """Make an array with unspecified values; see `zeros`."""
+        return (yield from self._allocate(as_shape(shape), as_dtype(dtype)))
+
+    @operation
+    def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float64") -> Operation[ArrayT]:
+        """Make an array of zeroes in this memory.
+
+        Args:
+            shape: Extents, an int or a tuple.
+            dtype: Of an element.
+
+        Raises:
+            OutOfMemory: The memory that the workload has asked for is used up.
+            TypeError, ValueError: The shape is not valid, or the type not one that a device can
+                hold; or the iteration or the workload is over.
+        """
+        array = yield from self._allocate(as_shape(shape), as_dtype(dtype))
+        yield from array._put(np.zeros(array.shape, array.dtype))
+        return array
+
+    @operation
+    def array(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Operation[ArrayT]:
+        """Make an array that holds a copy of ``values``; see `zeros`."""
+        given = as_values(values, dtype)
+        array = yield from self._allocate(given.shape, given.dtype)
+        yield from array._put(given)
+        return array
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
+        raise NotImplementedError
+
+    def _make(
+        self, of: MemoryRange, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> ArrayT:
+        workload = self._workload
+        session = workload._session
+        size = _nbytes(shape, dtype)
+        part = MemoryPart(of, workload, workload.device.index, address, size)
+        array: ArrayT = session._array_class(session, workload.device, part, shape, dtype)
+        return array
+
+
+class TurnBase(_Memory[ArrayT]):
+    """An iteration of a workload, with its temporary memory; see `WorkloadBase.iteration`.
+
+    Attributes:
+        number: Of the iteration, from 0.
+        new: Whether a turn began with it: others may have had the device since the last one.
+    """
+
+    def __init__(self, workload: WorkloadBase[Any, Any], last: bool) -> None:
+        self._workload = workload
+        self._channel = workload._channel
+        self._last = last
+        self._entered = False
+        self._open = False
+        self._arrays: weakref.WeakSet[ArrayT] = weakref.WeakSet()
+        self._range: MemoryRange
+        self.number = -1
+        self.new = False
+
+    @property
+    def workload(self) -> WorkloadBase[Any, Any]:
+        """Whose iteration this is."""
+        return self._workload
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
+        if not self._open:
+            raise ValueError("the iteration has ended, or not begun: make arrays within it")
+        yield from ()  # an operation, as that of persistent memory
+        size = _nbytes(shape, dtype)
+        address = self._range.take(size)
+        if address is None:
+            free = self._range.size - self._range.used
+            raise OutOfMemory(size, free, limit="temporary")
+        array: ArrayT = self._make(self._range, address, shape, dtype)
+        self._arrays.add(array)
+        return array
+
+    def _begin(self) -> Operation[Self]:
+        if self._entered:
+            raise ValueError("an iteration is entered once: ask the workload for the next one")
+        self._entered = True
+        workload = self._workload
+        workload._claim(self)
+        try:
+            number = workload._number
+            answer = yield Request(
+                lambda request: wm.BeginIteration(request, number),
+                undo=lambda _: workload._notify(wm.EndIteration(number)),
+            )
+        except BaseException:
+            workload._current = None
+            raise
+        self.new = bool(answer.value)
+        self.number = workload._iterations
+        workload._iterations += 1
+        self._range = workload._new_range()
+        self._open = True
+        return self
+
+    def _end(self) -> Operation[None]:
+        workload = self._workload
+        if not self._open:
+            return
+        self._open = False
+        for array in list(self._arrays):
+            array._withdraw(_OVER)
+        workload._current = None
+        core: ProtocolState = workload._core
+        if core.lost is None and not workload.closed:
+            yield Notification(wm.EndIteration(workload._number))
+            if self._last:
+                yield from workload._end()
+
+
+class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
+    """A loop that keeps persistent memory, and has temporary memory in its turns.
+
+    Made by `Session.workload`. Its own `empty`, `zeros` and `array` make persistent arrays, which
+    stay at their addresses from iteration to iteration, until the workload is closed; those of an
+    iteration make temporary ones, which end with it.
+    """
+
+    _turn_class: type[TurnT]
+
+    def __init__(self, session: Any, opened: wm.WorkloadOpened, device: Device) -> None:
+        self._workload = self
+        self._session = session
+        self._core: ProtocolState = session._core
+        self._channel = session._channel
+        self._device = device
+        self._number = opened.workload
+        self._reason = opened.reason
+        self._temporary = opened.temporary, opened.temporary_bytes
+        self._range = MemoryRange(
+            opened.persistent, opened.persistent_bytes, self._core.jobs.keys()
+        )
+        self._of_session = self._core.session
+        self._iterations = 0
+        self._current: TurnBase[Any] | None = None
+        self._user: object = None
+        self._lock = threading.Lock()
+        self._arrays: weakref.WeakSet[ArrayT] = weakref.WeakSet()
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        """The workload's name in ``gpuctl workloads``, such as ``"w3"``."""
+        return f"w{self._number}"
+
+    @property
+    def device(self) -> Device:
+        """The device that has its memory, on which its kernels run."""
+        return self._device
+
+    @property
+    def reason(self) -> str:
+        """Why the daemon chose this device."""
+        return self._reason
+
+    @property
+    def persistent(self) -> int:
+        """The size of the persistent memory in bytes."""
+        return self._range.size
+
+    @property
+    def temporary(self) -> int:
+        """The size of the temporary memory in bytes."""
+        return self._temporary[1]
+
+    @property
+    def iterations_begun(self) -> int:
+        """How many iterations have begun."""
+        return self._iterations
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or has ended with its session."""
+        return self._closed or self._core.lost is not None or self._moved
+
+    @property
+    def _moved(self) -> bool:
+        """Whether the session goes on with another daemon, which does not know the workload."""
+        return bool(self._core.session != self._of_session)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"iteration {self._iterations}"
+        return f"<{type(self).__name__} {self.id} on device {self._device.index}: {state}>"
+
+    def _display(self) -> Display:
+        rows = [
+            ("device", f"{self._device.index}: {self._device.name}"),
+            ("persistent", f"{self._range.used:,} of {self._range.size:,} bytes"),
+            ("temporary", f"{self._temporary[1]:,} bytes"),
+            ("iterations", f"{self._iterations}"),
+        ]
+        return Display(f"{type(self).__name__} {self.id}", rows)
+
+    @operation
+    def close(self) -> Operation[None]:
+        """End the workload: both kinds of its memory are cleared, its arrays cannot be used.
+
+        Waits for the session's jobs that were submitted before. May be called twice. An iteration
+        with ``last=True`` does the same at its end.
+        """
+        if self._current is not None:
+            yield from self._current._end()
+        yield from self._end()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) or self.closed:
+            return
+        self._notify(wm.CloseWorkload(0, self._number))
+
+    # -- steps of operations
+
+    def _end(self) -> Operation[None]:
+        if self._closed:
+            return
+        alive = not self.closed
+        self._closed = True
+        for array in list(self._arrays):
+            array._withdraw("the array was of a workload that is closed")
+        if alive:
+            number = self._number
+            yield Request(lambda request: wm.CloseWorkload(request, number))
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
+        self._check()
+        size = _nbytes(shape, dtype)
+        address = self._range.take(size)
+        if address is None:
+            number, wanted = self._number, self._range.missing(size)
+            answer = yield Request(lambda request: wm.GrowWorkload(request, number, wanted))
+            self._range.grow(int(answer.value))
+            address = self._range.take(size)
+            if address is None:  # another thread was quicker
+                raise OutOfMemory(size, self._range.size - self._range.used, limit="offset")
+        array: ArrayT = self._make(self._range, address, shape, dtype)
+        self._arrays.add(array)
+        return array
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ValueError(_CLOSED)
+        if self._core.lost is not None:
+            raise ConnectionLost(f"{self._core.lost}; the workload's memory is gone")
+        if self._moved:
+            raise UnknownName(
+                f"workload {self.id} has ended with its daemon, and what it kept is gone: open "
+                "another one, and write its arrays again"
+            )
+
+    def _claim(self, turn: TurnBase[Any]) -> None:
+        """Make ``turn`` the iteration under way.
+
+        Raises:
+            ValueError: there is one already, or it would wait for another one of the same caller.
+        """
+        self._check()
+        caller = _caller()
+        with self._lock:
+            current = self._current
+            if current is not None:
+                who = "this" if self._user == caller else "another"
+                raise ValueError(
+                    f"workload {self.id} is in an iteration, of {who} thread or task: leave that "
+                    "before the next, and give each thread a workload of its own"
+                )
+            for other in self._session._workloads:
+                nested = other._current is not None and other._user == caller
+                if nested and other is not self and other.device is self.device:
+                    raise ValueError(
+                        f"an iteration of {self.id} within one of {other.id} on the same device "
+                        "would wait for itself: leave that first"
+                    )
+            self._current, self._user = turn, caller
+
+    def _new_range(self) -> MemoryRange:
+        return MemoryRange(*self._temporary, self._core.jobs.keys())
+
+    def _notify(self, message: Any) -> None:
+        self._core.garbage.append(message)
+        self._channel.kick()
+
+
+def open_workload(
+    session: Any,
+    cls: type[Any],
+    device: Device | None,
+    sizes: tuple[int | str, int | str, int | str],
+    weight: int,
+) -> Operation[Any]:
+    """Ask for memory for a workload, and wait until there is room for it."""
+    persistent, temporary, offset = (
+        _size(what, size)
+        for what, size in zip(("persistent", "temporary", "offset"), sizes, strict=True)
+    )
+    if not persistent:
+        raise ValueError("persistent is the memory that the workload keeps, 1 byte or more, not 0")
+    if isinstance(weight, bool) or not isinstance(weight, int):
+        raise TypeError(f"weight is a whole number from 1 to 1000, not {weight!r}")
+    if not 1 <= weight <= 1000:
+        raise ValueError(f"weight is a whole number from 1 to 1000, not {weight}")
+    core: ProtocolState = session._core
+    index = None if device is None else device.index
+    opened = yield Request(
+        lambda request: wm.OpenWorkload(request, index, persistent, temporary, offset, weight),
+        undo=lambda opened: core.garbage.append(wm.CloseWorkload(0, opened.workload)),
+    )
+    workload = cls(session, opened, session._devices[opened.device])
+    session._workloads.add(workload)
+    return workload
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _size(what: str, value: int | str) -> int:
+    try:
+        return byte_size(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from None
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    size = dtype.itemsize
+    for extent in shape:
+        size *= extent
+    return max(1, size)
+
+
+def _caller() -> object:
+    """Return what identifies the thread or, in asyncio, the task."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else task
+
+
+# -- faces -------------------------------------------------------------------------------------
+
+
+class BlockingTurn(TurnBase[ArrayT], Blocking):
+    """The ``with`` block of an iteration."""
+
+    def __enter__(self) -> Self:
+        turn: Self = self._channel.run(self._begin())
+        return turn
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.run(self._end())
+
+
+class AwaitedTurn(TurnBase[ArrayT], Awaited):
+    """The ``async with`` block of an iteration."""
+
+    async def __aenter__(self) -> Self:
+        turn: Self = await self._channel.run(self._begin())
+        return turn
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.run(self._end())
+
+
+class BlockingWorkload(WorkloadBase[ArrayT, BlockingT], Blocking):
+    """What a workload has beside its operations, where methods block."""
+
+    def iteration(self, last: bool = False) -> BlockingT:
+        """Wait for the turn, in a ``with`` block; its value makes temporary arrays.
+
+        Args:
+            last: Close the workload when the block ends.
+        """
+        return self._turn_class(self, last)
+
+    def iterations(self, count: int) -> Iterator[BlockingT]:
+        """Go through ``count`` iterations; the last one closes the workload."""
+        for number in range(count):
+            with self.iteration(last=number == count - 1) as turn:
+                yield turn
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AwaitedWorkload(WorkloadBase[ArrayT, AwaitedT], Awaited):
+    """What a workload has beside its operations, where methods are awaited."""
+
+    def iteration(self, last: bool = False) -> AwaitedT:
+        """Wait for the turn, in an ``async with`` block; see `Workload.iteration`."""
+        return self._turn_class(self, last)
+
+    async def iterations(self, count: int) -> AsyncIterator[AwaitedT]:
+        """Go through ``count`` iterations; see `Workload.iterations`."""
+        for number in range(count):
+            async with self.iteration(last=number == count - 1) as turn:
+                yield turn
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,1 @@
+"""Workloads: programs that run in iterations and take turns with a device's temporary memory."""

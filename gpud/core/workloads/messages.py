@@ -1,0 +1,178 @@
+"""Events and commands of the workload manager."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpud.core.workloads.zones import Need, Region
+
+__all__ = [
+    "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Grant",
+    "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay", "Refuse", "RefuseGrowth", "Tick",
+    "Zone",
+]  # fmt: skip
+
+
+# -- events: what has happened, each with the time in nanoseconds ---------------------------------
+
+
+class Opened(NamedTuple):
+    """A workload asks to be admitted.
+
+    Attributes:
+        workload: its number, unique in the daemon.
+        need: in bytes.
+        weight: the length of its turns beside those of others, 1 or more.
+        device: on which; None: the manager chooses.
+    """
+
+    now_ns: int
+    workload: int
+    need: Need
+    weight: int
+    device: int | None
+
+
+class Asked(NamedTuple):
+    """A workload wants to begin an iteration."""
+
+    now_ns: int
+    workload: int
+
+
+class Ended(NamedTuple):
+    """A workload's iteration has ended, and nothing uses its temporary memory any more."""
+
+    now_ns: int
+    workload: int
+
+
+class Cleared(NamedTuple):
+    """A `Clear` was carried out."""
+
+    now_ns: int
+    workload: int
+
+
+class GrowAsked(NamedTuple):
+    """A workload wants ``size`` bytes of persistent memory in all."""
+
+    now_ns: int
+    workload: int
+    size: int
+
+
+class Closed(NamedTuple):
+    """A workload has ended, by itself or with its session. All of its memory was cleared."""
+
+    now_ns: int
+    workload: int
+
+
+class MemoryChanged(NamedTuple):
+    """The bytes of each device's memory that are in use outside of the zones."""
+
+    now_ns: int
+    other_bytes: tuple[int, ...]
+
+
+class Tick(NamedTuple):
+    """The time that `WorkloadManager.timer_ns` returned has come."""
+
+    now_ns: int
+
+
+Event = Opened | Asked | Ended | Cleared | GrowAsked | Closed | MemoryChanged | Tick
+
+
+# -- commands: what is to be done -----------------------------------------------------------------
+
+
+class Admit(NamedTuple):
+    """A workload has its place.
+
+    Attributes:
+        device: on which.
+        region: its persistent memory.
+        temporary: the bytes of temporary memory that it may use in its turns.
+        reason: why this device, for people.
+    """
+
+    workload: int
+    device: int
+    region: Region
+    temporary: int
+    reason: str
+
+
+class Refuse(NamedTuple):
+    """A workload cannot ever be admitted: no device is large enough.
+
+    Attributes:
+        needed_bytes: of both zones together.
+        most_bytes: of the largest device that it could be on.
+    """
+
+    workload: int
+    needed_bytes: int
+    most_bytes: int
+
+
+class Zone(NamedTuple):
+    """The temporary zone of a device has another size now."""
+
+    device: int
+    size: int
+
+
+class Grant(NamedTuple):
+    """A workload begins an iteration.
+
+    Attributes:
+        begins_turn: whether its turn begins with it, so that it has new temporary memory.
+    """
+
+    workload: int
+    begins_turn: bool
+
+
+class Clear(NamedTuple):
+    """A turn is over: clear the workload's temporary memory, then report `Cleared`."""
+
+    workload: int
+
+
+class Grow(NamedTuple):
+    """A region has grown at its place."""
+
+    workload: int
+    region: Region
+
+
+class RefuseGrowth(NamedTuple):
+    """A region cannot grow so far.
+
+    Attributes:
+        asked_bytes: the persistent memory that was asked for.
+        most_bytes: the most persistent memory that it can have at its place.
+    """
+
+    workload: int
+    asked_bytes: int
+    most_bytes: int
+
+
+class Overstay(NamedTuple):
+    """An iteration lasts too long while others wait.
+
+    Attributes:
+        began_ns: when it began.
+        waiting: how many wait.
+    """
+
+    workload: int
+    began_ns: int
+    waiting: int
+
+
+Command = Admit | Refuse | Zone | Grant | Clear | Grow | RefuseGrowth | Overstay

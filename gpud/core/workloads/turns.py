@@ -1,0 +1,210 @@
+"""Turns on one device: which workload has the temporary memory, and for how long.
+
+Approach: weighted round robin. A turn lasts for a time slice, the setting times the workload's
+weight, and holds as many iterations as begin in it. It ends with the last of these, or when the
+workload has not begun another for a short time and others wait. Then its temporary memory is
+cleared, and the workload that has waited longest since its own last turn follows. While nobody else
+waits, a turn goes on.
+
+Properties:
+    one_holder: at most one workload has the turn;
+    cleared: a turn begins only after the temporary memory of the one before was cleared;
+    bounded: while a workload waits, no other one begins two turns;
+    awake: while a workload waits, another one has the turn.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from gpud.core.memory.allocator import require
+
+__all__ = ["Phase", "TurnSettings", "Turns"]
+
+
+class TurnSettings(NamedTuple):
+    """How turns are taken.
+
+    Attributes:
+        slice_ns: the time slice of a workload of weight 1.
+        linger_ns: how long a turn waits for the next iteration while others wait.
+        overstay_ns: how long an iteration may last while others wait, before it is reported.
+    """
+
+    slice_ns: int = 100_000_000
+    linger_ns: int = 2_000_000
+    overstay_ns: int = 60_000_000_000
+
+
+class Phase(Enum):
+    """What the workload that has the turn is doing."""
+
+    FREE = "free"
+    """Nobody has the turn."""
+    ITERATING = "iterating"
+    BETWEEN = "between iterations"
+    CLEARING = "clearing"
+    """Its turn has ended; its temporary memory is being cleared."""
+
+
+class Turns:
+    """The turns of one device.
+
+    Args:
+        settings: the lengths of time.
+
+    Attributes:
+        holder: the workload that has the turn; None: nobody.
+        phase: what it is doing.
+        since_ns: when its current iteration began, or its last one ended.
+        turn_ns: when its turn began.
+    """
+
+    def __init__(self, settings: TurnSettings) -> None:
+        self._settings = settings
+        self._weights: dict[int, int] = {}  # in the order of the turns, the next one first
+        self._asked_ns: dict[int, int] = {}
+        self._reported = False
+        self.holder: int | None = None
+        self.phase = Phase.FREE
+        self.since_ns = 0
+        self.turn_ns = 0
+
+    # -- queries
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """When each workload that waits for its turn asked for it, by workload."""
+        return dict(self._asked_ns)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All workloads, in the order in which they have turns when all ask."""
+        return tuple(self._weights)
+
+    def slice_ends_ns(self) -> int:
+        """Return when the time slice of the turn ends. Somebody has the turn."""
+        assert self.holder is not None
+        return self.turn_ns + self._settings.slice_ns * self._weights[self.holder]
+
+    def timer_ns(self) -> int | None:
+        """Return when `tick` is to be called; None: not before the next event."""
+        if not self._asked_ns:
+            return None
+        if self.phase is Phase.BETWEEN:
+            return self.since_ns + self._settings.linger_ns
+        if self.phase is Phase.ITERATING and not self._reported:
+            return self._overstays_ns()
+        return None
+
+    def _overstays_ns(self) -> int:
+        """When the iteration will have lasted too long since somebody waits."""
+        first_ns = min(self._asked_ns.values())
+        return max(self.since_ns, first_ns) + self._settings.overstay_ns
+
+    # -- changes; those that can end a turn return the workload whose memory is to be cleared
+
+    def join(self, workload: int, weight: int) -> None:
+        """Add a workload; its turn comes after those of all others."""
+        require(workload not in self._weights, f"workload {workload} takes turns already")
+        self._weights[workload] = weight
+
+    def leave(self, workload: int) -> None:
+        """Remove a workload, whose memory was cleared."""
+        del self._weights[workload]
+        self._asked_ns.pop(workload, None)
+        if self.holder == workload:
+            self._free()
+
+    def ask(self, workload: int, now_ns: int) -> int | None:
+        """Record that a workload wants to begin an iteration.
+
+        `next_iteration` says whose it is then.
+        """
+        require(workload in self._weights, f"workload {workload} takes no turns")
+        require(workload not in self._asked_ns, f"workload {workload} waits for its turn already")
+        require(
+            self.holder != workload or self.phase is not Phase.ITERATING,
+            f"workload {workload} is in an iteration",
+        )
+        self._asked_ns[workload] = now_ns
+        return self.tick(now_ns)
+
+    def end_iteration(self, workload: int, now_ns: int) -> int | None:
+        """Record that the iteration under way has ended."""
+        require(
+            self.holder == workload and self.phase is Phase.ITERATING,
+            f"workload {workload} is in no iteration",
+        )
+        self.phase, self.since_ns = Phase.BETWEEN, now_ns
+        return self.tick(now_ns)
+
+    def tick(self, now_ns: int) -> int | None:
+        """End the turn if others wait and it is over."""
+        holder = self.holder
+        if self.phase is not Phase.BETWEEN or not self._others_wait():
+            return None
+        assert holder is not None
+        over = now_ns >= self.slice_ends_ns()
+        if holder in self._asked_ns and not over:
+            return None  # `next_iteration` gives it another one
+        if not over and now_ns < self.since_ns + self._settings.linger_ns:
+            return None
+        self.phase, self.since_ns = Phase.CLEARING, now_ns
+        return holder
+
+    def cleared(self, workload: int) -> None:
+        """Record that the memory of the turn that has ended is cleared."""
+        require(
+            self.holder == workload and self.phase is Phase.CLEARING,
+            f"workload {workload} has nothing to be cleared",
+        )
+        self._weights[workload] = self._weights.pop(workload)  # to the end of the order
+        self._free()
+
+    def next_iteration(self, now_ns: int) -> int | None:
+        """Begin the next iteration if there is one to begin; returns the workload whose it is."""
+        workload = self.holder
+        if self.phase is Phase.BETWEEN and workload in self._asked_ns:
+            if now_ns >= self.slice_ends_ns():
+                self.turn_ns = now_ns  # nobody else waits: see `tick`
+        elif self.phase is Phase.FREE:
+            workload = next((one for one in self._weights if one in self._asked_ns), None)
+            self.turn_ns = now_ns
+        else:
+            return None
+        if workload is not None:
+            del self._asked_ns[workload]
+            self.holder, self.phase, self.since_ns = workload, Phase.ITERATING, now_ns
+            self._reported = False
+        return workload
+
+    def overstays(self, now_ns: int) -> int | None:
+        """Return the workload whose iteration lasts too long, once for each iteration."""
+        if self.phase is not Phase.ITERATING or self._reported or not self._asked_ns:
+            return None
+        if now_ns < self._overstays_ns():
+            return None
+        self._reported = True
+        return self.holder
+
+    def _others_wait(self) -> bool:
+        return any(workload != self.holder for workload in self._asked_ns)
+
+    def _free(self) -> None:
+        self.holder, self.phase = None, Phase.FREE
+
+    def validate(self) -> None:
+        """Check every property that can be checked on one state.
+
+        Raises:
+            InternalError: one is violated.
+        """
+        require((self.holder is None) == (self.phase is Phase.FREE), "a turn without a workload")
+        require(self.holder is None or self.holder in self._weights, "a turn of nobody")
+        require(set(self._asked_ns) <= set(self._weights), "somebody unknown waits")
+        if self._asked_ns:
+            require(self.phase is not Phase.FREE, "a workload waits while the turn is free")
+            alone = self.phase is Phase.BETWEEN and not self._others_wait()
+            require(not alone, "a workload waits for itself")

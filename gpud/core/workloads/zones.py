@@ -1,0 +1,199 @@
+"""The two zones of one device's memory: persistent regions from its start, temporary at its end.
+
+Problem: workloads that take turns on a device keep what lives across their iterations, and share
+the memory for what lives within one. All that they keep must fit side by side, with room to grow,
+and beside it the largest need within one iteration: not the sum of these needs.
+
+Approach: the persistent zone begins at the device's first byte. A region is placed behind the last
+one and its offset, or in the first gap that a closed workload has left and that is large enough.
+The temporary zone ends at the device's last byte and is as large as the largest need, so that the
+two begin as far apart as the device's memory allows.
+Positions are where memory is counted; `gpud.core.memory.ledger` gives addresses.
+
+Terms (units in brackets):
+    position [bytes]: from the device's first byte.
+    region: the persistent memory of a workload.
+    offset [bytes]: what stays free behind a region, into which it can grow at its place.
+
+Properties:
+    apart: no region and its offset overlap another one's, or the temporary zone;
+    sufficient: the temporary zone is as large as the largest need;
+    atomic: a call that raises or returns None has changed nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpud.core.memory.allocator import require, whole_pages
+
+__all__ = ["Need", "Region", "Zones"]
+
+
+class Need(NamedTuple):
+    """The memory that a workload asks for, in bytes.
+
+    Attributes:
+        persistent: what lives across its iterations.
+        temporary: what lives within one of them, at most.
+        offset: the room in which the persistent memory can grow.
+    """
+
+    persistent: int
+    temporary: int
+    offset: int
+
+    @property
+    def whole(self) -> Need:
+        """The same in whole pages."""
+        return Need(*(whole_pages(size) for size in self))
+
+
+class Region(NamedTuple):
+    """A workload's persistent memory, and the room behind it.
+
+    Attributes:
+        start: position of its first byte.
+        size: bytes, in whole pages.
+        offset: bytes behind it in which it can grow.
+        workload: whose it is.
+    """
+
+    start: int
+    size: int
+    offset: int
+    workload: int
+
+    @property
+    def end(self) -> int:
+        """Position behind the region's offset, where the next region may begin."""
+        return self.start + self.size + self.offset
+
+
+class Zones:
+    """The zones of one device.
+
+    Args:
+        size: of the device's memory for arrays, in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._regions: list[Region] = []  # sorted by start
+        self._temporary: dict[int, int] = {}
+
+    # -- queries
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions, by position."""
+        return tuple(self._regions)
+
+    @property
+    def temporary(self) -> Mapping[int, int]:
+        """The temporary need of each workload, in bytes."""
+        return MappingProxyType(self._temporary)
+
+    @property
+    def temporary_bytes(self) -> int:
+        """The size of the temporary zone."""
+        return max(self._temporary.values(), default=0)
+
+    @property
+    def persistent_end(self) -> int:
+        """The position behind the last region and its offset."""
+        return self._regions[-1].end if self._regions else 0
+
+    @property
+    def persistent_bytes(self) -> int:
+        """The bytes of all regions with their offsets."""
+        return sum(region.size + region.offset for region in self._regions)
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that both zones take from the device."""
+        return self.persistent_bytes + self.temporary_bytes
+
+    def region(self, workload: int) -> Region | None:
+        """Return a workload's region; None if it has none."""
+        return next((one for one in self._regions if one.workload == workload), None)
+
+    def position(self, need: Need, other_bytes: int = 0) -> int | None:
+        """Return where a region for ``need`` would begin; None: it does not fit now.
+
+        Args:
+            need: in whole pages.
+            other_bytes: the device's memory that is in use outside of the zones.
+        """
+        temporary = max(self.temporary_bytes, need.temporary)
+        size = need.persistent + need.offset
+        if self.persistent_bytes + size + temporary + other_bytes > self.size:
+            return None
+        at = 0
+        for region in self._regions:
+            if region.start - at >= size and self.persistent_end + temporary <= self.size:
+                return at
+            at = region.end
+        return at if at + size + temporary <= self.size else None
+
+    # -- changes
+
+    def place(self, workload: int, need: Need, other_bytes: int = 0) -> Region | None:
+        """Give a workload its region, and make the temporary zone large enough.
+
+        Returns:
+            The region; None if it does not fit, see `position`.
+        """
+        require(self.region(workload) is None, f"workload {workload} has a region already")
+        whole = need.whole
+        start = self.position(whole, other_bytes)
+        if start is None:
+            return None
+        region = Region(start, whole.persistent, whole.offset, workload)
+        insort(self._regions, region, key=attrgetter("start"))
+        self._temporary[workload] = whole.temporary
+        return region
+
+    def grow(self, workload: int, size: int) -> Region | None:
+        """Grow a region at its place to ``size`` bytes, within its offset.
+
+        Returns:
+            The region as it is then; None if its offset is too small.
+        """
+        region = self.region(workload)
+        require(region is not None, f"workload {workload} has no region")
+        assert region is not None
+        size = max(whole_pages(size), region.size)
+        if size > region.size + region.offset:
+            return None
+        grown = region._replace(size=size, offset=region.offset - (size - region.size))
+        self._regions[self._regions.index(region)] = grown
+        return grown
+
+    def remove(self, workload: int) -> None:
+        """Take a workload's memory out of both zones."""
+        region = self.region(workload)
+        require(region is not None, f"workload {workload} has no region")
+        assert region is not None
+        self._regions.remove(region)
+        del self._temporary[workload]
+
+    def validate(self) -> None:
+        """Check every property.
+
+        Raises:
+            InternalError: one is violated.
+        """
+        at = 0
+        for region in self._regions:
+            require(region.start >= at, "two regions overlap")
+            require(region.size >= 0 and region.offset >= 0, "a region of less than nothing")
+            at = region.end
+        require(at + self.temporary_bytes <= self.size, "the two zones overlap")
+        owners = {region.workload for region in self._regions}
+        require(owners == set(self._temporary), "a workload has memory in one zone only")
+        require(len(owners) == len(self._regions), "a workload has two regions")

@@ -1,0 +1,334 @@
+"""Workloads on a live daemon: turns, memory in zones, and what clients get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpud_client as gc
+from gpud.wire import messages as wm
+from gpud_client.connection.pending import Notification
+from tests.support.daemon_process import DaemonProcess
+
+STEP = r"""
+extern "C" __global__ void step(float* kept, float* scratch, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { scratch[i] = kept[i] * 0.5f; kept[i] = kept[i] - scratch[i] + 1.0f; }
+}
+extern "C" __global__ void linger(int* out, long long turns) {
+    volatile int a = 0;
+    for (long long i = 0; i < turns; ++i) a = a + 1;
+    out[0] = a;
+}"""
+N = 1 << 12
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[DaemonProcess]:
+    with DaemonProcess() as daemon:
+        daemon.serve(*options)
+        yield daemon
+        assert not daemon.bugs()
+
+
+def gpuctl(daemon: DaemonProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from gpud_client.cli import main; raise SystemExit(main())",
+            *arguments,
+        ],
+        env=daemon.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def train(gpu: Any, work: Any, iterations: int, seen: Callable[[], None] = lambda: None) -> Any:
+    """Iterate, closing at the end; returns what persisted."""
+    kernel = gpu.kernel(STEP, "step", device=work.device)
+    kept = work.zeros(N, np.float32)
+    for number in range(iterations):
+        with work.iteration() as turn:
+            seen()
+            scratch = turn.empty(N, np.float32)
+            kernel.submit(grid=N // 256, block=256, args=(kept, scratch, N))
+        assert work.iterations_begun == number + 1
+    return kept.get()
+
+
+def expected(iterations: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    kept = np.zeros(N, np.float32)
+    for _ in range(iterations):
+        kept = kept - kept * np.float32(0.5) + np.float32(1)
+    return kept
+
+
+def test_two_programs_take_turns_and_keep_their_values() -> None:
+    with serving("--memory", "16MiB", "--turn-slice", "5ms") as daemon:
+        kept: dict[int, Any] = {}
+
+        def run(number: int) -> None:
+            # 2 x (4 + 6) MiB: more than there is, were temporary memory not shared.
+            with (
+                gc.connect(daemon.path) as gpu,
+                gpu.workload("4MiB", "6MiB", offset=0) as work,
+            ):
+                kept[number] = train(gpu, work, 40)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        np.testing.assert_array_equal(kept[0], expected(40))
+        np.testing.assert_array_equal(kept[1], expected(40))
+        with gc.connect(daemon.path) as gpu:
+            answer = gpu.query("workloads")
+            assert answer["workloads"] == []
+            assert answer["devices"][0]["persistent_bytes"] == 0
+            assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
+
+
+def test_a_workload_waits_until_there_is_room_and_one_too_large_is_refused() -> None:
+    with (
+        serving("--memory", "16MiB") as daemon,
+        gc.connect(daemon.path) as one,
+        gc.connect(daemon.path) as two,
+    ):
+        with pytest.raises(gc.OutOfMemory, match="largest device") as refused:
+            one.workload("10MiB", "6MiB", offset="1MiB")
+        assert refused.value.requested_bytes == 17 << 20
+        assert refused.value.available_bytes == 16 << 20
+        first = one.workload("6MiB", "2MiB", offset="4MiB")
+        opened: list[Any] = []
+        thread = threading.Thread(target=lambda: opened.append(two.workload("6MiB", 0, 0)))
+        thread.start()
+        states = _await(lambda: [row["state"] for row in one.query("workloads")["workloads"]])
+        assert states == ["idle", "waiting for memory"]
+        first.close()
+        thread.join(10)
+        assert opened[0].persistent == 6 << 20
+        # Ordinary arrays count beside the zones.
+        with pytest.raises(gc.OutOfMemory):
+            one.zeros(11 << 20, np.uint8)
+        one.zeros(9 << 20, np.uint8)
+
+
+def _await(ask: Callable[[], list[Any]], count: int = 2) -> list[Any]:
+    deadline = time.monotonic() + 10
+    while len(found := ask()) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def test_temporary_memory_is_zero_at_the_next_turn_and_its_arrays_end() -> None:
+    with serving("--turn-linger", "0") as daemon, gc.connect(daemon.path) as gpu:
+        one, two = gpu.workload("1MiB", "1MiB"), gpu.workload("1MiB", "1MiB")
+        with one.iteration() as turn:
+            assert turn.new
+            secret = turn.array(np.full(N, 7, np.int32))
+            address = secret.ptr
+            view = secret.numpy()
+        with pytest.raises(ValueError, match="its iteration has ended"):
+            secret.get()
+        with pytest.raises(ValueError, match="its iteration has ended"):
+            gpu.kernel(STEP, "linger").submit(1, 1, (secret, 1))
+        with pytest.raises(ValueError, match="within it"):
+            turn.zeros(1)
+        with two.iteration():
+            assert not view.any(), "the next turn could read the last one's memory"
+        with one.iteration() as turn:
+            assert turn.new
+            again = turn.empty(N, np.int32)
+            assert again.ptr == address
+            assert not again.get().any()
+            assert not turn.zeros(8).get().any()
+            with pytest.raises(gc.OutOfMemory, match="temporary memory"):
+                turn.empty(1 << 20, np.uint8)
+
+
+def test_persistent_memory_grows_at_its_place_as_far_as_its_offset() -> None:
+    with gc.local("cpu:1") as gpu, gpu.workload("1MiB", "1MiB", offset="1MiB") as work:
+        first = work.array(np.arange(1 << 17, dtype=np.float64))
+        before = first.ptr
+        second = work.zeros(1 << 17)
+        assert work.persistent == 2 << 20
+        assert second.ptr == before + (1 << 20)
+        with pytest.raises(gc.OutOfMemory, match="larger offset"):
+            work.zeros(1)
+        second.free()
+        assert work.zeros(4).ptr == before + (1 << 20)
+        np.testing.assert_array_equal(first.get(), np.arange(1 << 17))
+
+
+def test_what_cannot_be_is_refused_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    with gc.local("cpu:1") as gpu:
+        with pytest.raises(ValueError, match="persistent: a size is"):
+            gpu.workload("2 Gibibytes", 0)
+        with pytest.raises(ValueError, match="1 byte or more"):
+            gpu.workload(0, 0)
+        with pytest.raises(TypeError, match="temporary"):
+            gpu.workload(1, 2.5)  # type: ignore[arg-type]
+        for weight in (0, 1001):
+            with pytest.raises(ValueError, match="1 to 1000"):
+                gpu.workload(1, 0, weight=weight)
+        work, other = gpu.workload("1MiB", "1MiB"), gpu.workload("1MiB", "1MiB")
+        with work.iteration() as turn:
+            with pytest.raises(ValueError, match="this thread or task"):
+                work.iteration().__enter__()
+            with pytest.raises(ValueError, match="wait for itself"):
+                other.iteration().__enter__()
+            with pytest.raises(ValueError, match="entered once"):
+                turn.__enter__()
+        array = work.zeros(4)
+        work.close()
+        work.close()
+        for use in (array.get, lambda: work.zeros(1), lambda: work.iteration().__enter__()):
+            with pytest.raises(ValueError, match="closed"):
+                use()
+        # By hand, past the library's own checks: the daemon's refusals are logged.
+        base, number = other._range.base, other._number
+        gpu._channel.run(_by_hand(wm.EndIteration(number), wm.Free(0, base)))
+        assert other.zeros(2).get().tolist() == [0, 0]
+        _await(lambda: [one for one in caplog.records if "refused" in one.message])
+    assert f"{other.id} is in no iteration" in caplog.text
+    assert f"the memory at {base:#x} is a workload's" in caplog.text
+
+
+def _by_hand(*messages: Any) -> Any:
+    for message in messages:
+        yield Notification(message)
+
+
+def test_a_client_that_is_killed_in_its_turn_gives_everything_back(tmp_path: Path) -> None:
+    script = (
+        "import gpud_client as gc, time\n"
+        "gpu = gc.connect()\n"
+        "work = gpu.workload('8MiB', '4MiB', offset=0)\n"
+        "turn = work.iteration().__enter__()\n"
+        "kernel = gpu.kernel(open('linger.cu').read(), 'linger')\n"
+        "kernel.submit(1, 1, (turn.zeros(1, 'int32'), 1 << 60))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "linger.cu").write_text(STEP)
+    with serving("--memory", "16MiB") as daemon:
+        child = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=daemon.environment,
+            stdout=subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        with gc.connect(daemon.path) as gpu:
+            work = gpu.workload("2MiB", "4MiB", offset=0)
+            began: list[float] = []
+            thread = threading.Thread(target=lambda: began.append(_begin(work)))
+            thread.start()
+            states = [row["state"] for row in _await_waiting(gpu)]
+            assert states == ["iterating", "waiting for its turn"]
+            assert not began
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            child.stdout.close()
+            thread.join(20)
+            assert began, "the next workload never had its turn"
+            assert work.zeros(4).get().tolist() == [0] * 4
+            assert len(gpu.query("workloads")["workloads"]) == 1
+
+
+def _begin(work: Any) -> float:
+    with work.iteration():
+        return time.monotonic()
+
+
+def _await_waiting(gpu: Any) -> list[Any]:
+    deadline = time.monotonic() + 10
+    rows: list[Any] = []
+    while time.monotonic() < deadline:
+        rows = gpu.query("workloads")["workloads"]
+        if any(row["state"] == "waiting for its turn" for row in rows):
+            break
+        time.sleep(0.01)
+    return list(rows)
+
+
+def test_who_overstays_is_named_and_can_be_ended() -> None:
+    with (
+        serving("--turn-overstay", "100ms") as daemon,
+        gc.connect(daemon.path) as one,
+        gc.connect(daemon.path) as two,
+    ):
+        slow, waiting = one.workload("1MiB", 0), two.workload("1MiB", 0)
+        with slow.iteration():
+            thread = threading.Thread(target=lambda: _begin(waiting))
+            thread.start()
+            events = _await(lambda: _overstays(one), 1)
+            assert events[0]["workload"] == slow.id
+            assert events[0]["waiting"] == 1
+            done = gpuctl(daemon, "workloads", "--end", slow.id)
+            assert done.returncode == 0, done.stderr
+            assert slow.id not in done.stdout.replace(f"{slow.id} has", "")
+            thread.join(10)
+            assert not thread.is_alive()
+            with pytest.raises(gc.GpudError, match="no workload"):
+                slow.zeros(1 << 22)
+        unknown = gpuctl(daemon, "workloads", "--end", "w99")
+        assert unknown.returncode == 1
+        assert "there is no workload w99" in unknown.stderr
+
+
+def _overstays(gpu: Any) -> list[Any]:
+    events = gpu.query("events")["events"]
+    return [event for event in events if event["event"] == "workload-overstays"]
+
+
+def test_the_list_shows_zones_to_scale() -> None:
+    with serving("--memory", "64MiB") as daemon, gc.connect(daemon.path) as gpu:
+        assert "no workloads" in gpuctl(daemon, "workloads").stdout
+        first = gpu.workload("16MiB", "8MiB", offset="8MiB")
+        second = gpu.workload("8MiB", "16MiB", offset=0)
+        shown = gpuctl(daemon, "workloads").stdout
+        bar = next(line for line in shown.splitlines() if "|" in line).strip().strip("|")
+        assert bar == "█" * 16 + "░" * 8 + "▓" * 8 + " " * 16 + "▒" * 16
+        assert f"█ {first.id}  ▓ {second.id}" in shown
+        assert bar in gpuctl(daemon, "memory").stdout
+
+
+def test_workloads_can_be_awaited() -> None:
+    async def run() -> None:
+        async with gc.alocal("cpu:2") as gpu:
+            kernel = await gpu.kernel(STEP, "step")
+
+            async def loop() -> Any:
+                values: Any = None
+                work = await gpu.workload("1MiB", "1MiB")
+                kept = await work.zeros(N, np.float32)
+                async for turn in work.iterations(5):
+                    scratch = await turn.empty(N, np.float32)
+                    await kernel.submit(N // 256, 256, (kept, scratch, N))
+                    if turn.number == 4:
+                        values = await kept.get()
+                assert work.closed
+                return values
+
+            for values in await asyncio.gather(loop(), loop()):
+                np.testing.assert_array_equal(values, expected(5))
+
+    asyncio.run(run())

@@ -1,0 +1,266 @@
+"""The workload manager over random histories, and planted faults that break its properties."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gpud.core.memory.allocator import PAGE_BYTES
+from gpud.core.workloads import manager as manager_module
+from gpud.core.workloads import messages as m
+from gpud.core.workloads.manager import WorkloadManager
+from gpud.core.workloads.turns import Phase, Turns
+from gpud.core.workloads.zones import Need, Region, Zones
+from gpud.errors import InternalError
+from tests.property.workload_simulation import SETTINGS, SIZES, Simulation, WrongError
+
+PAGES = st.integers(0, 70).map(lambda pages: pages * PAGE_BYTES)
+SMALL = st.integers(0, 15 * PAGE_BYTES)
+
+
+class Workloads(RuleBasedStateMachine):
+    """Clients that open, iterate, grow, overstay and die at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.simulation = Simulation()
+
+    def _choose(self, data: st.DataObject, of: list[int]) -> int:
+        return data.draw(st.sampled_from(sorted(of)))
+
+    @property
+    def _admitted(self) -> list[int]:
+        return [n for n, one in self.simulation.workloads.items() if one.device is not None]
+
+    @property
+    def _idle(self) -> list[int]:
+        known = self.simulation.workloads
+        return [n for n in self._admitted if known[n].asks_since is None and not known[n].iterating]
+
+    @property
+    def _iterating(self) -> list[int]:
+        return [n for n, one in self.simulation.workloads.items() if one.iterating]
+
+    @rule(
+        need=st.builds(Need, PAGES | SMALL, SMALL, SMALL),
+        weight=st.integers(1, 4),
+        device=st.sampled_from([None, 0, 1]),
+    )
+    def open(self, need: Need, weight: int, device: int | None) -> None:
+        if len(self.simulation.workloads) < 12:
+            self.simulation.open(need, weight, device)
+
+    @precondition(lambda self: self._idle)
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        self.simulation.ask(self._choose(data, self._idle))
+
+    @precondition(lambda self: self._iterating)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.simulation.end(self._choose(data, self._iterating))
+
+    @precondition(lambda self: self.simulation.clearing)
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        self.simulation.clear(self._choose(data, list(self.simulation.clearing)))
+
+    @precondition(lambda self: self.simulation.workloads)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        self.simulation.close(self._choose(data, list(self.simulation.workloads)))
+
+    @precondition(lambda self: self._admitted)
+    @rule(data=st.data(), size=st.integers(1, 40 * PAGE_BYTES))
+    def grow(self, data: st.DataObject, size: int) -> None:
+        self.simulation.grow(self._choose(data, self._admitted), size)
+
+    @rule(device=st.integers(0, 1), size=st.integers(0, 50 * PAGE_BYTES))
+    def change_memory(self, device: int, size: int) -> None:
+        self.simulation.change_memory(device, size)
+
+    @rule(time_ns=st.integers(0, 300))
+    def wait(self, time_ns: int) -> None:
+        self.simulation.wait(time_ns)
+
+    @invariant()
+    def everything_can_end(self) -> None:
+        self.simulation.check()
+
+    def teardown(self) -> None:
+        simulation = self.simulation
+        for number in list(simulation.workloads):
+            simulation.close(number)
+        for device in range(len(SIZES)):
+            assert simulation.manager.zones(device).used_bytes == 0, "a leak"
+            assert simulation.manager.turns(device).phase is Phase.FREE
+        assert not simulation.manager.waiting
+        again = WorkloadManager(SIZES, SETTINGS)
+        assert [again.handle(event) for event, _ in simulation.log] == [
+            commands for _, commands in simulation.log
+        ]
+
+
+TestWorkloads = Workloads.TestCase
+TestWorkloads.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def history(seed: int, steps: int = 1500) -> Simulation:
+    """Run a random history in which workloads come, iterate, overstay, grow and die."""
+    chance = random.Random(seed)
+    simulation = Simulation()
+
+    def size(most: int) -> int:
+        return chance.randrange(most) * PAGE_BYTES
+
+    for _ in range(steps):
+        workloads = simulation.workloads
+        one = chance.choice(sorted(workloads) or [0])
+        known = workloads.get(one)
+        draw = chance.random()
+        if known is None or (draw < 0.04 and len(workloads) < 8):
+            need = Need(size(chance.choice((20, 34, 90))), size(22), size(12))
+            simulation.open(need, chance.randint(1, 3), chance.choice((None, 0, 1)))
+        elif draw < 0.06:
+            simulation.close(one)
+        elif draw < 0.09:
+            simulation.change_memory(chance.randrange(2), size(30))
+        elif simulation.clearing and draw < 0.5:
+            simulation.clear(chance.choice(sorted(simulation.clearing)))
+        elif known.device is None:
+            simulation.wait(chance.randrange(40))
+        elif draw < 0.11:
+            simulation.grow(one, size(40))
+        elif known.iterating:
+            simulation.wait(chance.choice((1, 5, 30, 600)))
+            simulation.end(one)
+        elif known.asks_since is None:
+            simulation.ask(one)
+        else:
+            simulation.wait(chance.randrange(40))
+    return simulation
+
+
+def histories(count: int) -> None:
+    for seed in range(count):
+        history(seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history_keeps_every_promise(seed: int) -> None:
+    simulation = history(seed)
+    commands = {type(command) for _, given in simulation.log for command in given}
+    assert commands == {
+        m.Admit, m.Refuse, m.Zone, m.Grant, m.Clear, m.Grow, m.RefuseGrowth, m.Overstay,
+    }  # fmt: skip
+
+
+# -- planted faults -------------------------------------------------------------------------------
+
+
+def _sum_of_needs(zones: Zones) -> int:
+    return sum(zones.temporary.values())
+
+
+def _least_need(zones: Zones) -> int:
+    return min(zones.temporary.values(), default=0)
+
+
+def _first_gap_of_any_size(zones: Zones, need: Need, other_bytes: int = 0) -> int | None:
+    position = _POSITION(zones, need, other_bytes)
+    return 0 if position else position
+
+
+def _without_others(zones: Zones, need: Need, other_bytes: int = 0) -> int | None:
+    del other_bytes
+    return _POSITION(zones, need, 0)
+
+
+def _beyond_the_offset(zones: Zones, workload: int, size: int) -> Region | None:
+    region = zones.region(workload)
+    assert region is not None
+    grown = region._replace(size=max(size, region.size))
+    zones._regions[zones._regions.index(region)] = grown
+    return grown
+
+
+def _kept_in_the_zone(zones: Zones, workload: int) -> None:
+    needed = zones._temporary[workload]
+    _REMOVE(zones, workload)
+    zones._temporary[workload] = needed
+
+
+def _same_turn_again(turns: Turns, workload: int) -> None:
+    turns._free()
+    turns._weights = {workload: turns._weights.pop(workload), **turns._weights}
+
+
+def _without_clearing(turns: Turns, now_ns: int) -> int | None:
+    if _TICK(turns, now_ns) is not None:
+        turns._free()
+    return None
+
+
+def _deaf(turns: Turns, now_ns: int) -> int | None:
+    del turns, now_ns
+    return None
+
+
+def _within_an_iteration(turns: Turns, now_ns: int) -> int | None:
+    if turns.phase is Phase.ITERATING and turns._others_wait() and now_ns >= turns.slice_ends_ns():
+        turns.phase = Phase.CLEARING
+        return turns.holder
+    return _TICK(turns, now_ns)
+
+
+def _every_time(turns: Turns, now_ns: int) -> int | None:
+    found = _OVERSTAYS(turns, now_ns)
+    turns._reported = False
+    return found
+
+
+def _no_queue(manager: Any, commands: list[m.Command]) -> None:
+    del manager, commands
+
+
+def _any_device(manager: Any, event: m.Opened) -> range:
+    del event
+    return range(len(manager._devices))
+
+
+_POSITION = Zones.position
+_REMOVE = Zones.remove
+_TICK = Turns.tick
+_OVERSTAYS = Turns.overstays
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"),
+    [
+        (Zones, "temporary_bytes", property(_sum_of_needs)),
+        (Zones, "temporary_bytes", property(_least_need)),
+        (Zones, "position", _first_gap_of_any_size),
+        (Zones, "position", _without_others),
+        (Zones, "grow", _beyond_the_offset),
+        (Zones, "remove", _kept_in_the_zone),
+        (Turns, "cleared", _same_turn_again),
+        (Turns, "tick", _without_clearing),
+        (Turns, "tick", _deaf),
+        (Turns, "tick", _within_an_iteration),
+        (Turns, "overstays", _every_time),
+        (manager_module.WorkloadManager, "_admit_waiting", _no_queue),
+        (manager_module.WorkloadManager, "_allowed", _any_device),
+    ],
+)
+def test_a_planted_fault_is_seen(
+    owner: type[Any], name: str, fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises((WrongError, InternalError)):
+        histories(20)

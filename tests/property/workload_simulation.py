@@ -1,0 +1,216 @@
+"""Simulates the server beside the workload manager, and checks what it is told independently.
+
+The simulation knows positions, turns and times only from the manager's commands and its own events;
+what a manager of its own kind would compute is not used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpud.core.memory.allocator import PAGE_BYTES
+from gpud.core.workloads import messages as m
+from gpud.core.workloads.manager import WorkloadManager
+from gpud.core.workloads.turns import TurnSettings
+from gpud.core.workloads.zones import Need, Region
+
+SETTINGS = TurnSettings(slice_ns=100, linger_ns=10, overstay_ns=400)
+SIZES = (100 * PAGE_BYTES, 60 * PAGE_BYTES)
+
+
+class WrongError(AssertionError):
+    """The manager has broken a promise."""
+
+
+def check(holds: object, what: str) -> None:
+    """Raise `WrongError` unless ``holds``."""
+    if not holds:
+        raise WrongError(what)
+
+
+class Workload:
+    """What the simulated server and client know of a workload."""
+
+    def __init__(self, opened: m.Opened) -> None:
+        self.opened = opened
+        self.device: int | None = None
+        self.region: Region | None = None
+        self.temporary = 0
+        self.asks_since: int | None = None
+        self.iterating = False
+        self.reported = False
+        self.turns_of_others: dict[int, int] = {}  # begun while it waits
+
+
+class Simulation:
+    """One manager with its server.
+
+    Attributes:
+        now_ns: the time.
+        workloads: those that are open, by number.
+        clearing: those whose `Clear` is not carried out yet.
+    """
+
+    def __init__(self, manager: WorkloadManager | None = None) -> None:
+        self.manager = manager or WorkloadManager(SIZES, SETTINGS)
+        self.now_ns = 0
+        self.number = 0
+        self.workloads: dict[int, Workload] = {}
+        self.clearing: set[int] = set()
+        self.dirty: dict[int, int | None] = {0: None, 1: None}
+        """By device: the workload whose content the temporary memory holds."""
+        self.zone = dict.fromkeys(self.dirty, 0)
+        self.other = [0, 0]
+        self.log: list[tuple[Any, list[Any]]] = []
+
+    # -- what can happen
+
+    def open(self, need: Need, weight: int, device: int | None) -> None:
+        self.number += 1
+        event = m.Opened(self.now_ns, self.number, need, weight, device)
+        self.workloads[self.number] = Workload(event)
+        self.feed(event)
+
+    def ask(self, number: int) -> None:
+        one = self.workloads[number]
+        one.asks_since = self.now_ns
+        one.turns_of_others = {}
+        self.feed(m.Asked(self.now_ns, number))
+
+    def end(self, number: int) -> None:
+        self.workloads[number].iterating = False
+        self.feed(m.Ended(self.now_ns, number))
+
+    def clear(self, number: int) -> None:
+        self.clearing.discard(number)
+        self._wiped(number)
+        self.feed(m.Cleared(self.now_ns, number))
+
+    def close(self, number: int) -> None:
+        self._wiped(number)
+        self.clearing.discard(number)
+        del self.workloads[number]
+        self.feed(m.Closed(self.now_ns, number))
+
+    def grow(self, number: int, size: int) -> None:
+        self.feed(m.GrowAsked(self.now_ns, number, size))
+
+    def change_memory(self, device: int, size: int) -> None:
+        """Let ordinary arrays use ``size`` bytes, as far as the ledger would let them."""
+        zones = self.zone[device] + sum(
+            one.region.size + one.region.offset
+            for one in self.workloads.values()
+            if one.device == device and one.region is not None
+        )
+        self.other[device] = min(size, SIZES[device] - zones)
+        self.feed(m.MemoryChanged(self.now_ns, tuple(self.other)))
+
+    def wait(self, time_ns: int) -> None:
+        """Let time pass, timers included."""
+        until = self.now_ns + time_ns
+        while (due := self.manager.timer_ns()) is not None and due <= until:
+            check(due > self.now_ns or due >= 0, "a timer in the past")
+            self.now_ns = max(self.now_ns, due)
+            before = self.manager.timer_ns()
+            self.feed(m.Tick(self.now_ns))
+            check(self.manager.timer_ns() != before, "a timer that stays due")
+        self.now_ns = until
+
+    def _wiped(self, number: int) -> None:
+        device = self.workloads[number].device
+        if device is not None and self.dirty[device] == number:
+            self.dirty[device] = None
+
+    # -- what the manager says
+
+    def feed(self, event: Any) -> None:
+        commands = self.manager.handle(event)
+        self.log.append((event, commands))
+        for command in commands:
+            getattr(self, f"_on_{type(command).__name__.lower()}")(command)
+        self.manager.validate()
+        self.check()
+
+    def _on_admit(self, command: m.Admit) -> None:
+        one = self.workloads[command.workload]
+        check(one.device is None, "admitted twice")
+        check(one.opened.device in (None, command.device), "on another device than asked for")
+        need = one.opened.need
+        check(command.region.size >= need.persistent, "too little persistent memory")
+        check(command.region.offset >= need.offset, "too little room to grow")
+        check(command.temporary >= need.temporary, "too little temporary memory")
+        one.device, one.region, one.temporary = command.device, command.region, command.temporary
+
+    def _on_refuse(self, command: m.Refuse) -> None:
+        one = self.workloads.pop(command.workload)
+        devices = SIZES if one.opened.device is None else (SIZES[one.opened.device],)
+        check(sum(one.opened.need.whole) > max(devices), "refused although it could fit")
+
+    def _on_zone(self, command: m.Zone) -> None:
+        self.zone[command.device] = command.size
+
+    def _on_grant(self, command: m.Grant) -> None:
+        one = self.workloads[command.workload]
+        check(one.asks_since is not None, "an iteration that nobody wants")
+        assert one.device is not None
+        for number, other in self.workloads.items():
+            if other.device == one.device and other is not one:
+                check(not other.iterating, "two iterations at a time")
+                if command.begins_turn and other.asks_since is not None:
+                    begun = other.turns_of_others.get(command.workload, 0) + 1
+                    other.turns_of_others[command.workload] = begun
+                    check(begun < 2, f"two turns of one workload while {number} waits")
+        dirty = self.dirty[one.device]
+        check(dirty in (None, command.workload), "the last turn's memory was not cleared")
+        check(command.begins_turn == (dirty is None), "told wrongly whether a turn begins")
+        self.dirty[one.device] = command.workload
+        one.asks_since, one.iterating, one.reported = None, True, False
+
+    def _on_clear(self, command: m.Clear) -> None:
+        one = self.workloads[command.workload]
+        check(not one.iterating, "cleared within an iteration")
+        check(command.workload not in self.clearing, "cleared twice")
+        self.clearing.add(command.workload)
+
+    def _on_grow(self, command: m.Grow) -> None:
+        one = self.workloads[command.workload]
+        assert one.region is not None
+        check(command.region.start == one.region.start, "a region has moved")
+        check(command.region.end == one.region.end, "a region took what is not its own")
+        one.region = command.region
+
+    def _on_refusegrowth(self, command: m.RefuseGrowth) -> None:
+        event = self.log[-1][0]
+        region = self.workloads[command.workload].region
+        assert region is not None
+        check(event.size > region.size + region.offset, "growth refused although there is room")
+        check(command.most_bytes == region.size + region.offset, "wrong numbers")
+
+    def _on_overstay(self, command: m.Overstay) -> None:
+        one = self.workloads[command.workload]
+        check(one.iterating and not one.reported, "reported in vain")
+        check(self.now_ns - command.began_ns >= SETTINGS.overstay_ns, "reported early")
+        check(command.waiting > 0, "reported although nobody waits")
+        one.reported = True
+
+    # -- what always holds
+
+    def check(self) -> None:
+        for device, size in enumerate(SIZES):
+            here = [one for one in self.workloads.values() if one.device == device]
+            spans = sorted((one.region.start, one.region.end) for one in here if one.region)
+            at = 0
+            for start, end in spans:
+                check(start >= at, "two regions overlap")
+                at = end
+            zone = self.zone[device]
+            check(zone == max((one.temporary for one in here), default=0), "the zone's size")
+            check(at <= size - zone, "the zones overlap")
+            used = sum(end - start for start, end in spans) + zone + self.other[device]
+            check(used <= size, "more memory than there is")
+            waits = any(one.asks_since is not None for one in here)
+            idle = not any(one.iterating for one in here)
+            busy = any(number in self.clearing for number in self.workloads)
+            if waits and idle and not busy:
+                due = self.manager.timer_ns()
+                check(due is not None, "a workload waits, and nothing will happen")
