@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--folder", type=Path, help="of the copy and the recording")
     run.add_argument("--tests", nargs="+", default=list(TESTS), help="files or folders to record")
     run.add_argument("--packages", nargs="+", default=list(PACKAGES), choices=list(PACKAGES))
+    run.add_argument(
+        "--modules", nargs="+", default=[""], help="how the mutated files' paths begin"
+    )
     run.add_argument("--most", type=int, default=1000, help="mutants of a package")
     run.add_argument("--results", type=Path, required=True)
     run.add_argument("--like", type=Path, help="results of another revision: the same mutants")
@@ -89,7 +92,8 @@ def _run(options: argparse.Namespace) -> None:
                 print(f"recording {' '.join(tests)}", flush=True)
                 record(scratch, recording, name, tests)
     if options.like is None:
-        mutants = {p: m[: options.most] for p, m in sample(scratch.folder, SEED).items()}
+        mutants = sample(scratch.folder, SEED, options.modules)
+        mutants = {package: some[: options.most] for package, some in mutants.items()}
     else:
         other, _ = _scratch(options.like_revision, None)
         mutants = same_mutants(read_results(options.like), other.folder, scratch.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,15 +56,20 @@ def package_of(module: str) -> str | None:
     return None
 
 
-def sample(tree: Path, seed: str) -> dict[str, list[Located]]:
+def sample(tree: Path, seed: str, within: Sequence[str] = ("",)) -> dict[str, list[Located]]:
     """The mutants to try, by package, in the order of their ranks.
 
     Kinds of change take turns, since there are many more constants than returns.
+
+    Args:
+        tree: the folder.
+        seed: others give other mutants.
+        within: how the paths of modules begin that are mutated.
     """
     found: dict[str, list[Located]] = defaultdict(list)
     for module in modules(tree):
         package = package_of(module)
-        if package is not None:
+        if package is not None and module.startswith(tuple(within)):
             found[package] += [Located(module, m) for m in mutants_of((tree / module).read_bytes())]
     return {
         package: _ranked(found[package], seed)[:count] for package, (_, count) in PACKAGES.items()

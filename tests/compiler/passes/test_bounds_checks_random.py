@@ -20,7 +20,7 @@ from gpud.compiler.ptx.model import Instruction, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
-from tests.compiler.support.bounds_oracle import ARENA, COEF, LOCAL, SHARED, TABLE, MemoryModel, run
+from tests.compiler.support.bounds_oracle import ARENA, COEF, LOCAL, SHARED, TABLE, run
 from tests.compiler.support.flat_programs import program
 
 POINTERS = 3
@@ -193,10 +193,9 @@ def compare(seed: int) -> tuple[int, int]:
     writer = Writer(seed)
     module = module_of(writer.lines())
     made, sites = checked(module)
-    plain_kernel, kernel = module.entries()["k"], made.entries()["k"]
     for parameters, registers in writer.starts():
-        plain = run(plain_kernel, MemoryModel(constants=True), parameters, registers)
-        run_checked = run(kernel, MemoryModel(constants=True), parameters, registers)
+        plain = run(module, parameters, registers, constants=True)
+        run_checked = run(made, parameters, registers, constants=True)
         assert not run_checked.illegal, f"seed {seed}: an illegal access happened"
         addresses = [touch.address for touch in plain.touches]
         if not plain.illegal:
@@ -211,8 +210,8 @@ def compare(seed: int) -> tuple[int, int]:
         assert reported in wrong, f"seed {seed}: an access was reported that was not made"
         made_before = [touch.address for touch in run_checked.touches]
         assert made_before == addresses[: len(made_before)], f"seed {seed}"
-    body = [one for one in plain_kernel.body or () if isinstance(one, Instruction)]
-    return len(recognise(kernel)), sum(len(list(accesses(one))) for one in body)
+    body = [one for one in module.entries()["k"].body or () if isinstance(one, Instruction)]
+    return len(recognise(made.entries()["k"])), sum(len(list(accesses(one))) for one in body)
 
 
 @pytest.mark.parametrize("first", range(0, 800, 100))
@@ -225,6 +224,6 @@ def test_same_or_reported(first: int) -> None:
 def test_the_world_notices(offset: int) -> None:
     """The checker itself: an access over the variable's edge is illegal, one inside is not."""
     module = module_of([f"ld.global.u32 %r1, [%d0+{offset}];"])
-    found = run(module.entries()["k"], MemoryModel(), {f"d{n}": TABLE[0] for n in range(POINTERS)})
+    found = run(module, {f"d{n}": TABLE[0] for n in range(POINTERS)})
     assert bool(found.illegal) is not (0 <= offset <= 20)
     assert len(recognise(checked(module)[0].entries()["k"])) == 1

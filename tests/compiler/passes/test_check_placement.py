@@ -13,7 +13,7 @@ from gpud.compiler.instrumentation.bounds_checks import BoundsCheck, recognise
 from gpud.compiler.passes.safety.check_placement import HULL_BYTES
 from gpud.compiler.ptx.model import Function, Label
 from tests.compiler.passes.test_bounds_checks_random import checked, module_of
-from tests.compiler.support.bounds_oracle import ARENA, MemoryModel, run
+from tests.compiler.support.bounds_oracle import ARENA, run
 from tests.compiler.support.flat_programs import program
 
 END = ARENA[0] + ARENA[1]
@@ -23,20 +23,19 @@ def checked_kernel(text: str) -> Function:
     """The checked kernel of these lines; it has been run over the arena's end."""
     module = module_of(text.strip().splitlines())
     made, sites = checked(module)
-    kernel = made.entries()["k"]
     for before in (0, 4, 8, 12, 16, 24, 32, 40, 64, 128, 4096):
         for bits in range(4):
             given = {"d0": END - before, "d1": END - before - 8, "d2": ARENA[0] + before}
             flags = {"%p1": bits & 1, "%p2": bits >> 1}
-            plain = run(module.entries()["k"], MemoryModel(), given, flags)
-            found = run(kernel, MemoryModel(), given, flags)
+            plain = run(module, given, flags)
+            found = run(made, given, flags)
             assert not found.illegal
             assert (found.fault is None) == (not plain.illegal)
             if found.fault is not None:
                 kind, site, address = found.fault
                 wrong = [(t.kind, t.line, t.address) for t in plain.illegal]
                 assert (kind, sites.sites[site].line, address) in wrong
-    return kernel
+    return made.entries()["k"]
 
 
 def checks(text: str) -> list[BoundsCheck]:

@@ -11,11 +11,11 @@ from gpud.compiler.forms.classifier import classify
 from gpud.compiler.instrumentation.bounds_checks import BoundsCheck, Member, recognise
 from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
 from gpud.compiler.pipeline import compile_program
-from gpud.compiler.ptx.model import Function, Instruction, Module
+from gpud.compiler.ptx.model import Instruction, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
-from tests.compiler.support.bounds_oracle import ARENA, LOCAL, SHARED, TABLE, MemoryModel, run
+from tests.compiler.support.bounds_oracle import ARENA, LOCAL, SHARED, TABLE, run
 from tests.compiler.support.flat_programs import entry
 
 REGISTERS = "{%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}"
@@ -29,15 +29,15 @@ WINDOWS = (
 MOST_STATEMENTS = 50
 
 
-def checked(module: Module) -> Function:
+def checked(module: Module) -> Module:
     sites = SiteTable(module)
     made = pass_bounds_checks(module, {n: classify(module, n) for n in module.entries()}, sites)
     assert parse(print_module(made)) == made
-    return made.entries()["k"]
+    return made
 
 
 def check_of(text: str) -> BoundsCheck:
-    (match,) = recognise(checked(entry(f"{text}\nret;", target="sm_90")))
+    (match,) = recognise(checked(entry(f"{text}\nret;", target="sm_90")).entries()["k"])
     return match.check
 
 
@@ -91,7 +91,7 @@ def test_what_a_check_adds_is_bounded(text: str, space: str) -> None:
     def statements(count: int) -> int:
         lines = "add.s64 %d1, %d1, %d2;\n".join([f"{one}\n"] * count)
         header = ".reg .b128 %q<3>;" + WINDOWS
-        made = checked(entry(f"{header}{lines}ret;", target="sm_90", version="8.8"))
+        made = checked(entry(f"{header}{lines}ret;", target="sm_90", version="8.8")).entries()["k"]
         return len([s for s in made.body or [] if isinstance(s, Instruction)])
 
     added = statements(3) - statements(2) - 2
@@ -138,14 +138,12 @@ def places() -> list[tuple[int, int]]:
 def test_a_fault_is_reported_for_the_first_row_that_is_illegal(space: str) -> None:
     load = LOAD.replace(".global", space)
     plain = entry(f"{WINDOWS}{load}, %r9;\nret;", target="sm_90")
-    function, original = checked(plain), plain.entries()["k"]
+    made = checked(plain)
     outcomes = {"legal": 0, "outside": 0, "misaligned": 0}
     for address, stride in places():
         registers = {"%d1": address, "%r9": stride}
-        illegal = [
-            touch for touch in run(original, MemoryModel(), {}, registers).touches if touch.kind
-        ]
-        found = run(function, MemoryModel(), {}, registers)
+        illegal = run(plain, {}, registers).illegal
+        found = run(made, {}, registers)
         if not illegal:
             assert found.fault is None
             assert len(found.touches) == 16

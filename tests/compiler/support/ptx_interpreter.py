@@ -94,6 +94,17 @@ class Block:
     threads: list[Thread] = field(default_factory=list)
 
 
+Place = tuple[dict[int, int], int]
+"""A memory, and an address in it."""
+
+
+def _parameter(operand: Operand) -> str:
+    """The name in ``[name]``."""
+    assert isinstance(operand, Address)
+    assert isinstance(operand.base, Symbol)
+    return operand.base.name
+
+
 class Machine:
     """Global memory and resident blocks; words of 4 or 8 bytes at addresses, by first byte."""
 
@@ -237,13 +248,9 @@ class Machine:
 
     # -- memory --------------------------------------------------------------------------------
 
-    def _place(
-        self, thread: Thread, ins: Instruction, operand: Operand
-    ) -> tuple[dict[int, int], int]:
-        assert isinstance(operand, Address)
-        base = operand.base
-        assert isinstance(base, Register | Symbol)
-        address = self._get(thread, base) + operand.offset
+    def _place(self, thread: Thread, ins: Instruction, operand: Operand, size: int) -> Place | None:
+        """Where an instruction accesses ``size`` bytes; None: a load gives 0, a store nothing."""
+        address = self._address(thread, operand)
         if ins.opcode.has("shared"):
             # What nobody has written yet is garbage.
             thread.block.shared.setdefault(address, self.random.getrandbits(32))
@@ -252,50 +259,65 @@ class Machine:
             raise IllegalAddress(hex(address))
         return self.memory, address
 
+    def _address(self, thread: Thread, operand: Operand) -> int:
+        assert isinstance(operand, Address)
+        base = 0 if operand.base is None else self._get(thread, operand.base)
+        return base + operand.offset & MASK[64]
+
+    def _read(self, place: Place, size: int) -> int:
+        memory, address = place
+        low = memory[address]
+        return low | memory[address + 4] << 32 if size == 8 else low
+
+    def _write(self, place: Place, size: int, value: int) -> None:
+        memory, address = place
+        memory[address] = value & MASK[32]
+        if size == 8:
+            memory[address + 4] = value >> 32 & MASK[32]
+
     def _do_ld(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         target, source = ins.operands
         bits = width(ins.opcode.modifiers[-1])
         if ins.opcode.has("param"):
-            assert isinstance(source, Address)
-            assert isinstance(source.base, Symbol)
-            self._set(frame, target, frame.parameters[source.base.name], bits)
+            self._set(frame, target, frame.parameters[_parameter(source)], bits)
             return
-        memory, address = self._place(thread, ins, source)
         targets = target.items if isinstance(target, Vector) else (target,)
+        size = bits // 8
+        place = self._place(thread, ins, source, size * len(targets))
         for number, one in enumerate(targets):
-            low = memory[address + number * bits // 8]
-            if bits == 64:
-                low |= memory[address + number * 8 + 4] << 32
-            self._set(frame, one, low, bits)
+            value = 0 if place is None else self._read((place[0], place[1] + number * size), size)
+            self._set(frame, one, value, bits)
 
     def _do_st(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         target, source = ins.operands
-        value = self._get(thread, source)
         if ins.opcode.has("param"):
-            assert isinstance(target, Address)
-            assert isinstance(target.base, Symbol)
-            frame.parameters[target.base.name] = value
+            frame.parameters[_parameter(target)] = self._get(thread, source)
             return
-        memory, address = self._place(thread, ins, target)
-        memory[address] = value & MASK[32]
-        if width(ins.opcode.modifiers[-1]) == 64:
-            memory[address + 4] = value >> 32 & MASK[32]
+        sources = source.items if isinstance(source, Vector) else (source,)
+        size = width(ins.opcode.modifiers[-1]) // 8
+        place = self._place(thread, ins, target, size * len(sources))
+        for number, one in enumerate(sources):
+            if place is not None:
+                self._write((place[0], place[1] + number * size), size, self._get(thread, one))
 
     def _do_atom(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         result = ins.opcode.base == "atom"
-        memory, address = self._place(thread, ins, ins.operands[1 if result else 0])
-        old = memory[address]
-        value = self._get(thread, ins.operands[-1]) & MASK[32]
+        bits = width(ins.opcode.modifiers[-1])
+        place = self._place(thread, ins, ins.operands[1 if result else 0], bits // 8)
+        old = 0 if place is None else self._read(place, bits // 8)
+        value = self._get(thread, ins.operands[-1]) & MASK[bits]
         if ins.opcode.has("cas"):
-            expected = self._get(thread, ins.operands[-2]) & MASK[32]
-            memory[address] = value if old == expected else old
+            expected = self._get(thread, ins.operands[-2]) & MASK[bits]
+            value = value if old == expected else old
         elif ins.opcode.has("max"):
-            memory[address] = max(old, value)
+            value = max(old, value)
         else:
             assert ins.opcode.has("add")
-            memory[address] = (old + value) & MASK[32]
+            value = (old + value) & MASK[bits]
+        if place is not None:
+            self._write(place, bits // 8, value)
         if result:
-            self._set(frame, ins.operands[0], old, 32)
+            self._set(frame, ins.operands[0], old, bits)
 
     def _do_membar(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         pass
