@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import gpud_client as gc
 from gpud.compiler.cache import Cache, cache_key
@@ -77,7 +76,7 @@ class Scene:
         )
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     async with World() as world:
         kernels = {SECRET: Behaviour(block_ns=None)}
@@ -191,7 +190,6 @@ def test_the_table_has_every_message() -> None:
     assert ours == set(REACHING) | set(HARMLESS)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", REACHING)
 async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> None:
     before = scene.state()
@@ -219,7 +217,6 @@ async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> N
     assert not [one for one in scene.alice.received if type(one) is not wm.Arena]
 
 
-@pytest.mark.asyncio
 async def test_a_user_manages_the_jobs_of_all_their_sessions_but_modules_are_a_sessions(
     scene: Scene,
 ) -> None:
@@ -239,7 +236,6 @@ async def test_a_user_manages_the_jobs_of_all_their_sessions_but_modules_are_a_s
     assert (await scene.alice.finished(1)).state == "cancelled" or scene.world.host.jobs
 
 
-@pytest.mark.asyncio
 async def test_memory_that_another_session_had_reads_as_zero(scene: Scene) -> None:
     """The file is a session's own, so not even the pages are the same; slots are used again."""
     await scene.bob.allocate(1 << 16)
@@ -283,7 +279,6 @@ def test_shared_and_local_memory_of_another_session_reads_as_zero() -> None:
                 assert found.get()[0] == 0
 
 
-@pytest.mark.asyncio
 async def test_a_client_cannot_say_where_results_are_kept(scene: Scene) -> None:
     assert "cache_dir" in CompileJob._fields
     assert not {"cache_dir", "path", "dump"} & set(wm.Compile._fields)
@@ -292,7 +287,6 @@ async def test_a_client_cannot_say_where_results_are_kept(scene: Scene) -> None:
 # -- input ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("launches", "more", "code"),
     [
@@ -347,7 +341,6 @@ async def until_sent(client: Client, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(client.sock, data)
 
 
-@pytest.mark.asyncio
 async def test_a_number_twice_and_one_too_far(scene: Scene) -> None:
     scene.bob.submit(1, scene.own)
     assert (await scene.bob.finished(1)).state == "done"
@@ -360,7 +353,6 @@ async def test_a_number_twice_and_one_too_far(scene: Scene) -> None:
     assert (await scene.bob.finished(2)).state == "done"
 
 
-@pytest.mark.asyncio
 async def test_streams_by_the_thousand_leave_nothing(scene: Scene) -> None:
     for number in range(1, 3001):
         scene.bob.submit(number, scene.own, stream=(number * 2_654_435_761) % (1 << 32))

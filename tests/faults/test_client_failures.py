@@ -9,10 +9,9 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-import pytest_asyncio
 
 import gpud_client as gc
 from gpud.server import daemon as daemon_module
@@ -150,14 +149,12 @@ def test_more_connections_than_descriptors() -> None:
 # -- one client, looked at closely -----------------------------------------------------------------
 
 
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        host = FakeHost(sms=4, kernels={"forever": Behaviour(block_ns=None)}, auto=True)
-        yield await one.start(host)
+@pytest.fixture
+async def world(world: World) -> World:
+    host = FakeHost(sms=4, kernels={"forever": Behaviour(block_ns=None)}, auto=True)
+    return await world.start(host)
 
 
-@pytest.mark.asyncio
 async def test_the_memory_file_cannot_be_cut_or_grown(world: World) -> None:
     client = await world.client()
     address = await client.allocate(1 << 16)
@@ -176,7 +173,6 @@ async def test_the_memory_file_cannot_be_cut_or_grown(world: World) -> None:
     assert os.fstat(file).st_size == arena.size
 
 
-@pytest.mark.asyncio
 async def test_a_client_may_close_what_it_was_given(world: World) -> None:
     client = await world.client()
     await client.allocate(1 << 16)
@@ -188,7 +184,6 @@ async def test_a_client_may_close_what_it_was_given(world: World) -> None:
     await client.allocate(1 << 16)
 
 
-@pytest.mark.asyncio
 async def test_descriptors_from_a_client_are_not_taken(world: World) -> None:
     """They are closed by the kernel, for the daemon does not ask for them."""
     client = await world.client()
@@ -205,7 +200,6 @@ async def test_descriptors_from_a_client_are_not_taken(world: World) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_only_stops_sending_is_gone(world: World) -> None:
     client = await world.client()
     client.submit(1, await client.kernel("forever"))
@@ -227,7 +221,6 @@ async def front_is_empty(world: World) -> None:
     assert not daemon.state.arenas.used_bytes(0)
 
 
-@pytest.mark.asyncio
 async def test_a_client_in_debt_for_every_kind_of_answer(world: World) -> None:
     client = await world.client()
     module = await client.kernel("k")
@@ -245,7 +238,6 @@ async def test_a_client_in_debt_for_every_kind_of_answer(world: World) -> None:
     assert not world.daemon.compiler._waiting
 
 
-@pytest.mark.asyncio
 async def test_numbers_begin_again_and_skip_what_is_in_use(world: World) -> None:
     daemon = world.daemon
     first = await world.client()
@@ -260,7 +252,6 @@ async def test_numbers_begin_again_and_skip_what_is_in_use(world: World) -> None
         assert (await client.finished(1)).state == "done"
 
 
-@pytest.mark.asyncio
 async def test_polling_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
     monkeypatch.setattr(daemon_module, "_POLL_S", 0.001)

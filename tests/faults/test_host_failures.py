@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.server.daemon import Daemon
 from gpud.server.hosts.device import Device
@@ -21,7 +19,7 @@ from tests.faults.host_failures.load import Load
 from tests.integration import daemon_world
 from tests.integration.daemon_world import PTX, Client, World, launch
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 until = partial(daemon_world.until, pause_s=0.002)
 
 GATE = r"""
@@ -29,12 +27,6 @@ extern "C" __global__ void gate(unsigned* words) {
     while (*(volatile unsigned*)words == 0) {}
 }
 """
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield one
 
 
 def device_of(world: World) -> Device:
@@ -192,15 +184,15 @@ async def test_variables_of_a_lost_host(world: World) -> None:
 # -- kernels that end the host ---------------------------------------------------------------------
 
 
-@pytest_asyncio.fixture
-async def terrible(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+@pytest.fixture
+async def terrible(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     root = Path(__file__).parents[2]
     monkeypatch.setenv(FOLDER, str(world.folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(root), str(root / "client"))))
     config = world.config(devices=["cpu:2"], compile_timeout="8 s")
     world.daemon = Daemon(config, host_command=COMMAND, validate=True)
     await world.daemon.start()
-    yield world
+    return world
 
 
 async def measure(client: Client, module: int) -> Any:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.device.host import messages as hm
 from gpud.errors import ProtocolError
@@ -21,15 +19,6 @@ from gpud.server.ipc.child_process import ChildProcess
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, World, launch, until
-
-pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield one
-
 
 LOOPS = """
 .version 8.0

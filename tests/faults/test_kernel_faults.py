@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.device.host import messages as hm
 from gpud.errors import IllegalAddress, JobTimeout, from_wire
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, until
-
-pytestmark = pytest.mark.asyncio
 
 MS = 1_000_000
 LOOP = """
@@ -35,12 +31,6 @@ again:
   ret;
 }}
 """
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as found:
-        yield found
 
 
 async def compiled(client: Client, text: str, *, killable: bool = False) -> int:

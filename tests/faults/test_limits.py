@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.server.hosts.task_turns import TaskTurns
 from gpud.server.ipc.stream import MESSAGES_PER_TURN
@@ -36,11 +35,10 @@ LIMITS = {
 }
 
 
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        kernels = {"forever": Behaviour(block_ns=None)}
-        yield await one.start(FakeHost(sms=4, kernels=kernels, auto=True), **LIMITS)
+@pytest.fixture
+async def world(world: World) -> World:
+    kernels = {"forever": Behaviour(block_ns=None)}
+    return await world.start(FakeHost(sms=4, kernels=kernels, auto=True), **LIMITS)
 
 
 def user_of(world: World, client: Client) -> User:
@@ -81,7 +79,6 @@ def in_words(error: dict[str, Any], limit: str, value: int | None = None) -> Non
 # -- connections and jobs --------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_connections_of_a_user(world: World) -> None:
     for _ in range(5):
         await world.client(ALICE)
@@ -97,7 +94,6 @@ async def test_connections_of_a_user(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_jobs_of_a_session_and_of_a_user(world: World) -> None:
     first, second, bob = [await world.client(uid) for uid in (ALICE, ALICE, BOB)]
     modules = [await client.kernel("forever") for client in (first, second, bob)]
@@ -123,7 +119,6 @@ async def test_jobs_of_a_session_and_of_a_user(world: World) -> None:
 # -- host memory -----------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_queued_launches(world: World) -> None:
     client = await world.client(ALICE)
     module = await client.kernel("forever")
@@ -156,7 +151,6 @@ async def test_queued_launches(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_jobs_to_follow(world: World) -> None:
     client = await world.client(ALICE)
     module = await client.kernel("forever")
@@ -173,7 +167,6 @@ async def test_jobs_to_follow(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_each_array_is_counted(world: World) -> None:
     client = await world.client(ALICE)
     first = await client.allocate(1)
@@ -196,7 +189,6 @@ async def test_each_array_is_counted(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_sources_that_wait_for_the_compiler(world: World) -> None:
     client = await world.client(ALICE)
     source = "/*" + "x" * (3 * MIB // 2) + "*/"
@@ -212,7 +204,6 @@ async def test_sources_that_wait_for_the_compiler(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_modules_and_the_sum_over_a_users_sessions(world: World) -> None:
     clients = [await world.client(ALICE) for _ in range(3)]
     error: dict[str, Any] = {}
@@ -235,7 +226,6 @@ async def test_modules_and_the_sum_over_a_users_sessions(world: World) -> None:
     assert not world.daemon.state.modules
 
 
-@pytest.mark.asyncio
 async def test_requests_that_wait_for_the_host(world: World) -> None:
     client = await world.client(ALICE)
     table = ".global .align 4 .b8 table[2097152];\n.visible .entry"
@@ -247,7 +237,6 @@ async def test_requests_that_wait_for_the_host(world: World) -> None:
     in_words(answers[-1].error, "session_host_memory", 4 * MIB)
 
 
-@pytest.mark.asyncio
 async def test_half_a_message(world: World) -> None:
     """What is not whole is kept, and counted; a third such connection is too much."""
     halves = []
@@ -270,7 +259,6 @@ async def test_half_a_message(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_a_reader_that_never_reads(world: World) -> None:
     hog, bob = await world.client(ALICE), await world.client(BOB)
     await hog.ask(wm.Follow, wm.Answer)
@@ -284,7 +272,6 @@ async def test_a_reader_that_never_reads(world: World) -> None:
     assert len(daemon.state.users) == 1
 
 
-@pytest.mark.asyncio
 async def test_costly_questions_do_not_hold_up_the_others(world: World) -> None:
     """A turn ends when back pressure, or its time, says so."""
     fast, other = await world.client(ALICE), await world.client(BOB)
@@ -354,7 +341,6 @@ def test_turns() -> None:
 # -- device memory ---------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 async def test_module_variables_are_device_memory(world: World) -> None:
     client = await world.client(ALICE)
     table = ".global .align 4 .b8 table[{}];\n.visible .entry"
@@ -378,7 +364,6 @@ async def test_module_variables_are_device_memory(world: World) -> None:
     await nothing_is_counted(world)
 
 
-@pytest.mark.asyncio
 async def test_memory_outside_of_the_arrays_is_given_back_then_its_writer_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +405,6 @@ async def test_memory_outside_of_the_arrays_is_given_back_then_its_writer_ended(
         memory.close()
 
 
-@pytest.mark.asyncio
 async def test_who_stops_to_hoard_is_forgiven(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,7 +425,6 @@ async def test_who_stops_to_hoard_is_forgiven(
 # -- compiling -------------------------------------------------------------------------------------
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("source", "limit"),
     [
@@ -471,7 +454,6 @@ template<int M> struct B<0, M> { using t = int; };
 extern "C" __global__ void k() { B<40, 0>::t x; }"""
 
 
-@pytest.mark.asyncio
 async def test_a_hostile_source_stalls_neither_the_event_loop_nor_another_user() -> None:
     async with World() as one:
         await one.start(FakeHost(sms=4, auto=True), compile_timeout="3 s")
@@ -488,7 +470,6 @@ async def test_a_hostile_source_stalls_neither_the_event_loop_nor_another_user()
         assert failed.error["code"] == "compile"
 
 
-@pytest.mark.asyncio
 async def test_the_compile_processes_have_their_limits() -> None:
     async with World() as one:
         await one.start(FakeHost(sms=4, auto=True), compile_memory_bytes="768 MiB")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
@@ -18,14 +16,6 @@ from gpud.server import daemon
 from gpud.wire import messages as wm
 from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import Client, World, until
-
-pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield one
 
 
 def break_at(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[Any]:

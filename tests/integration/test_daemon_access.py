@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import Client, World, until
 
-pytestmark = pytest.mark.asyncio
 ALICE, BOB = 70001, 70002
 
 
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield await one.start(FakeHost(sms=4, behaviour=Behaviour(block_ns=None)))
+@pytest.fixture
+async def world(world: World) -> World:
+    return await world.start(FakeHost(sms=4, behaviour=Behaviour(block_ns=None)))
 
 
 async def busy(world: World, uid: int) -> Client:

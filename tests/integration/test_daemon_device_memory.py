@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.device.host import messages as m
 from gpud.errors import InternalError, OutOfMemory
@@ -18,14 +16,10 @@ from tests.integration.daemon_world import Client, World, until
 SIZE = 10_000
 PAGES = 12_288
 
-pytestmark = pytest.mark.asyncio
 
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        await one.start(FakeHost(sms=4, auto=True, arrays="copied"))
-        yield one
+@pytest.fixture
+async def world(world: World) -> World:
+    return await world.start(FakeHost(sms=4, auto=True, arrays="copied"))
 
 
 def sent(world: World, *kinds: type) -> list[Any]:

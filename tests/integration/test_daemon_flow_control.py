@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from gpud.server.handlers import connection
 from gpud.server.ipc.stream import MESSAGES_PER_TURN
@@ -15,14 +13,11 @@ from gpud.wire import messages as wm
 from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import World, launch, until
 
-pytestmark = pytest.mark.asyncio
 
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        settings = {"max_connections": "4", "max_message_bytes": "1 MiB"}
-        yield await one.start(FakeHost(sms=4, auto=True), **settings)
+@pytest.fixture
+async def world(world: World) -> World:
+    settings = {"max_connections": "4", "max_message_bytes": "1 MiB"}
+    return await world.start(FakeHost(sms=4, auto=True), **settings)
 
 
 async def test_a_fast_writer_does_not_starve_others(world: World) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.errors import DeviceLost, InvalidArgument
 from gpud.server.hosts import device, loader
@@ -16,14 +14,6 @@ from gpud.server.hosts.variable_writes import VariableWrites
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, World, launch, until
-
-pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield one
 
 
 async def test_running_jobs_are_lost_and_waiting_ones_run_on_the_next_host(world: World) -> None:

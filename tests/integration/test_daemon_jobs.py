@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import TIMEOUT_S, Client, World, until
 
-pytestmark = pytest.mark.asyncio
-
 STATES = ("blocked", "waiting", "running", "paused", "ending")
 MS = 1_000_000
 
 
-@pytest_asyncio.fixture
-async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+@pytest.fixture
+async def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("gpud.server.daemon._FETCH_S", 0.01)
-    async with World() as one:
-        kernels = {
-            "slow": Behaviour(block_ns=5 * MS),
-            "stubborn": Behaviour(block_ns=None),
-            "traps": Behaviour(trap_at=0),
-        }
-        yield await one.start(FakeHost(sms=2, kernels=kernels), grace="50 ms", drain_timeout="60 s")
+    kernels = {
+        "slow": Behaviour(block_ns=5 * MS),
+        "stubborn": Behaviour(block_ns=None),
+        "traps": Behaviour(trap_at=0),
+    }
+    return await world.start(FakeHost(sms=2, kernels=kernels), grace="50 ms", drain_timeout="60 s")
 
 
 class Scene:
@@ -93,7 +88,7 @@ class Scene:
             await self.client.query("status")
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def scene(world: World) -> Scene:
     client = await world.client()
     return Scene(world, client, await client.kernel("slow"))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.device.host import messages as hm
 from gpud.errors import KernelTrap
@@ -15,8 +13,6 @@ from gpud.server.daemon import Daemon
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, until
-
-pytestmark = pytest.mark.asyncio
 
 # Rings and caches, each with a bound and a test of its own; and times that have become pointless.
 BOUNDED = ("records", "_records", "_by_id", "_cached", "_heap", "counts", "_schemas")
@@ -47,10 +43,9 @@ class SlowHost(FakeHost):
             self._send(hm.Replied(self.late.pop(0).ticket, 1))
 
 
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield await one.start(SlowHost(), compile_processes="1")
+@pytest.fixture
+async def world(world: World) -> World:
+    return await world.start(SlowHost(), compile_processes="1")
 
 
 def sizes(daemon: Daemon) -> dict[str, int]:

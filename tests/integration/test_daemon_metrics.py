@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from gpud.errors import InvalidArgument
 from gpud.server.ipc import metrics_endpoint
 from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import World
-
-pytestmark = pytest.mark.asyncio
-
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        yield one
 
 
 async def asked(path: Path, request: bytes) -> tuple[str, str]:

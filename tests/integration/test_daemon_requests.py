@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import pytest
-import pytest_asyncio
 
 from gpud.errors import LaunchConfigError
 from gpud.wire import messages as wm
@@ -17,21 +16,16 @@ from gpud.wire.framing import frame
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
-pytestmark = pytest.mark.asyncio
 
-
-@pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as one:
-        kernels = {
-            "forever": Behaviour(block_ns=None),
-            "huge": Behaviour(
-                refusal=LaunchConfigError("block", (32, 1, 1), "does not fit", limit=16)
-            ),
-            "traps": Behaviour(trap_at=1, output=b"before\n"),
-        }
-        hosts = FakeHost(sms=4, kernels=kernels, auto=True), FakeHost(sms=2, auto=True)
-        yield await one.start(*hosts, max_jobs_per_session="8", session_memory="1 MiB")
+@pytest.fixture
+async def world(world: World) -> World:
+    kernels = {
+        "forever": Behaviour(block_ns=None),
+        "huge": Behaviour(refusal=LaunchConfigError("block", (32, 1, 1), "does not fit", limit=16)),
+        "traps": Behaviour(trap_at=1, output=b"before\n"),
+    }
+    hosts = FakeHost(sms=4, kernels=kernels, auto=True), FakeHost(sms=2, auto=True)
+    return await world.start(*hosts, max_jobs_per_session="8", session_memory="1 MiB")
 
 
 async def test_welcome_says_what_there_is(world: World) -> None:

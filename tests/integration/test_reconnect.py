@@ -191,7 +191,6 @@ def test_closing_while_there_is_no_daemon(daemon: Daemon) -> None:
     daemon.start()
 
 
-@pytest.mark.asyncio
 async def test_asyncio(daemon: Daemon) -> None:
     async with gc.aconnect(daemon.path, reconnect=True) as gpu:
         kernel = await gpu.kernel(SOURCE, "add")

@@ -22,7 +22,6 @@ ALICE, BOB = 70001, 70002
 USERS = "'70001' = {reserve = 1, hold = '50%', queue = 2}, '*' = {weight = 2}"
 
 
-@pytest.mark.asyncio
 async def test_what_a_capped_user_is_told() -> None:
     async with World() as world:
         kernels = {"forever": Behaviour(block_ns=None)}
@@ -48,7 +47,6 @@ async def test_what_a_capped_user_is_told() -> None:
         assert (record[ALICE].hold, record[BOB].weight, record[BOB].hold) == ("50%", 2, None)
 
 
-@pytest.mark.asyncio
 async def test_what_is_said_of_users_is_shown_to_who_manages_them() -> None:
     async with World() as world:
         await world.start(FakeHost(sms=4), users=USERS, grace="3 s")

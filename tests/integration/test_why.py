@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import Client, World
 
-pytestmark = pytest.mark.asyncio
 ALICE, BOB = 70001, 70002
 
 

@@ -11,23 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 import gpud_client as gc
 from gpud.wire import messages as wm
 from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
-pytestmark = pytest.mark.asyncio
 ARGS = (2.0, None, None, 7)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def agpu(daemon: FakeDaemon) -> AsyncIterator[gc.AsyncSession]:
     async with gc.aconnect(daemon.path) as session:
         yield session
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def saxpy(agpu: gc.AsyncSession) -> gc.AsyncKernel:
     return await agpu.kernel("source", "saxpy")
 

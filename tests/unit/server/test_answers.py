@@ -8,7 +8,6 @@ from typing import Any
 
 import msgpack
 import pytest
-import pytest_asyncio
 
 from gpud.errors import GpudError, InternalError, from_wire
 from gpud.server.handlers import answers
@@ -18,8 +17,6 @@ from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder, frame
 from gpud.wire.message_table import Sender
 from tests.integration.daemon_world import until
-
-pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +85,7 @@ class World:
         return name
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def world() -> AsyncIterator[World]:
     one = World()
     yield one

@@ -16,8 +16,6 @@ from gpud.server.ipc import child_process
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 
-pytestmark = pytest.mark.asyncio
-
 
 def new_child(on_end: Callable[[str], None]) -> ChildProcess:
     """One that has not begun."""

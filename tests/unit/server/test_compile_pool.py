@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gpud.errors import CompileError, GpudError, KernelNotFound
 from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
@@ -16,8 +15,6 @@ from gpud.server.hosts.compile_process import CompileProcess, Source
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 from tests.integration.daemon_world import until
-
-pytestmark = pytest.mark.asyncio
 
 PTX = """
 .version 8.0
@@ -39,7 +36,7 @@ def source(name: str, *names: str) -> Source:
     return Source(PTX.format(name), names, (), None, 90)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def compiler() -> AsyncIterator[CompilePool]:
     one = CompilePool(Outbox(asyncio.get_running_loop()), timeout_s=30, cache_dir="")
     yield one
@@ -152,7 +149,7 @@ async def test_the_end_of_the_daemon_answers_what_waits(compiler: CompilePool) -
 # -- several users --------------------------------------------------------------------------------
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def pool() -> AsyncIterator[CompilePool]:
     one = CompilePool(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", processes=2)
     yield one

@@ -13,7 +13,6 @@ from gpud.errors import MissingDependency
 from gpud.server.hosts.gpu_monitor import GpuMonitor
 from gpud.telemetry.nvml import GPUState
 
-pytestmark = pytest.mark.asyncio
 STATE = GPUState(40, 7, 1 << 30, 80 << 30, 1980, 2619, 55, 123.5, None, 0)
 WAIT_S = 30
 

@@ -17,7 +17,6 @@ from gpud.server.ipc.stream import Outbox
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import until
 
-pytestmark = pytest.mark.asyncio
 BAD = Case("ptx", "bad", (32, 1, 1))
 
 

@@ -6,13 +6,10 @@ import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-import pytest_asyncio
 
 from gpud.server.ipc.stream import MESSAGES_PER_TURN, Limits, Outbox, Stream
 from gpud.wire.framing import FrameDecoder, FrameError, frame
 from tests.integration.daemon_world import until
-
-pytestmark = pytest.mark.asyncio
 
 
 class Peer:
@@ -62,7 +59,7 @@ class Peer:
         self.sock.close()
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def make() -> AsyncIterator[Callable[..., Peer]]:
     outbox = Outbox(asyncio.get_running_loop())
     peers = []
