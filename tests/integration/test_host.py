@@ -242,6 +242,17 @@ def test_commands_for_a_job_that_has_ended_are_ignored(session: Session) -> None
     assert not [e for e in peer.events if not isinstance(e, m.Log)]
 
 
+def test_the_memory_of_a_session_with_a_job_stays_mapped(session: Session) -> None:
+    peer, job = session.peer, session.new_job()
+    peer.start(job, session.number, [session.gated()])
+    session.until_started(1)
+    peer.send(m.CloseArena(session.number))
+    assert "has jobs: its arena stays mapped" in peer.take(m.Log).text
+    peer.logs.clear()
+    session.open()
+    assert peer.ended(job).complete
+
+
 def test_what_a_kernel_prints(session: Session) -> None:
     peer, job = session.peer, session.new_job()
     peer.start(job, session.number, [row(session.module, "says", 3)])

@@ -105,3 +105,12 @@ def test_a_command_dropped_between_two_steps_is_reported() -> None:
     case.open()
     assert case.done == ["a", "b"]
     assert case.gone == ["a"]
+
+
+def test_a_command_that_waits_for_its_next_turn_is_dropped() -> None:
+    case = Case()
+    case.thread.put(1, case.steps, "a")
+    case.thread.put(2, case.drops(1), "a")
+    case.open()
+    assert case.done == ["a0", "a", "it goes on"]
+    assert case.gone == ["a"]

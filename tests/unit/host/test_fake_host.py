@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,7 +120,6 @@ class Front:
         self.host.close()
 
 
-@pytest.mark.asyncio
 async def test_it_speaks_on_a_socket() -> None:
     front = Front(FakeHost(sms=3))
     descriptor = os.memfd_create("arena")

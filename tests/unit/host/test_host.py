@@ -14,9 +14,17 @@ import numpy as np
 import pytest
 
 from gpud.device.host import messages as m
+from gpud.device.host import session_memory
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
-from gpud.errors import InternalError, InvalidArgument, LaunchConfigError, UnknownName, from_wire
+from gpud.errors import (
+    InternalError,
+    InvalidArgument,
+    LaunchConfigError,
+    OutOfMemory,
+    UnknownName,
+    from_wire,
+)
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 
@@ -57,6 +65,14 @@ class FakeDevice:
     def map_arena(self, descriptor: int, size: int, base: int) -> FakeDevice:
         self.arenas.append(f"open {size}@{base}, {os.fstat(descriptor).st_size} bytes")
         return self
+
+    def commit(self, offset: int, size: int, *, from_file: bool) -> None:
+        if offset == 400:
+            raise OutOfMemory(size, 0)
+        self.arenas.append(f"commit {offset}+{size}")
+
+    def release(self, offset: int, size: int) -> None:
+        self.arenas.append(f"release {offset}+{size}")
 
     address = 0x5000
     arrays = "shared"
@@ -174,6 +190,26 @@ def test_a_thread_for_memory_that_is_stuck_answers_no_ping(
     go_on.set()
     assert case.next() == m.Replied(3, case.device.address)
     assert case.next() == m.Replied(4)
+
+
+def test_what_was_committed_of_a_part_that_fails_is_released(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_memory, "_PIECE_BYTES", 100)
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4096)
+    socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(m.OpenArena(2, 9, 0, 4096))], [descriptor])
+    os.close(descriptor)
+    assert case.do(next(case.link.receive())) == m.Replied(2, case.device.address)
+    case.device.arenas.clear()
+    assert case.do(m.Commit(3, 9, 150, 200, from_file=False)) == m.Replied(3)
+    pieces = ["commit 150+50", "commit 200+100", "commit 300+50"]
+    assert case.device.arenas == pieces
+    case.device.arenas.clear()
+    refused = case.do(m.Commit(4, 9, 150, 300, from_file=False))
+    assert isinstance(from_wire(refused.error), OutOfMemory)
+    released = [piece.replace("commit", "release") for piece in (*pieces[:2], "release 300+100")]
+    assert case.device.arenas == [*pieces[:2], "commit 300+100", *released]
 
 
 def test_a_session_without_arena_may_be_closed(case: Case) -> None:
