@@ -92,6 +92,17 @@ def test_fails_closed_on_what_is_appended_or_foreign(cache: Cache) -> None:
         assert cache.get(KEY) is None
 
 
+def test_fails_closed_on_a_link_and_on_a_pipe(cache: Cache, tmp_path: Path) -> None:
+    cache.put(KEY, b"payload")
+    (entry,) = entries(cache)
+    elsewhere = entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(elsewhere)
+    assert cache.get(KEY) is None
+    assert elsewhere.exists()
+    os.mkfifo(entry)
+    assert cache.get(KEY) is None
+
+
 def test_fails_closed_on_a_renamed_entry(cache: Cache) -> None:
     cache.put(OTHER, b"the other's")
     (entry,) = entries(cache)
@@ -123,6 +134,7 @@ def test_an_entry_above_the_limit_is_not_kept(tmp_path: Path) -> None:
 
 def test_what_dead_writers_left_is_removed(cache: Cache) -> None:
     cache.put(KEY, b"x")
+    os.utime(entries(cache)[0], (1, 1))
     old, new = cache.folder / "old.tmp", cache.folder / "new.tmp"
     old.write_bytes(b"half")
     new.write_bytes(b"half")

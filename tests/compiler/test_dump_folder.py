@@ -93,6 +93,18 @@ def test_the_same_again_changes_nothing(tmp_path: Path) -> None:
     assert (folder / before[0]).read_text() == "kept"
 
 
+def test_one_program_compiled_twice_at_once_is_dumped_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = DumpFolder(tmp_path)
+    with dumps.compiling(BOTH) as slow, dumps.compiling(BOTH) as quick:
+        for dump in (slow, quick):
+            dump.write("source", "ptx", BOTH)
+    (name,) = names(tmp_path)
+    assert name.startswith("failed-")
+    assert caplog.records == []
+
+
 def test_no_more_programs_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump_folder, "MOST_PROGRAMS", 2)
     (tmp_path / "mine").mkdir()

@@ -95,6 +95,18 @@ def test_source_that_starts_like_ptx_is_taken_as_ptx() -> None:
     assert list(program.kernels) == ["k"]
 
 
+def test_kernels_whose_blocks_meet_are_cooperative() -> None:
+    grid, cluster = "mov.u32 %r1, %envreg1;", "barrier.cluster.arrive;"
+    bodies = {"grid": grid, "cluster": cluster, "both": cluster + grid, "none": ""}
+    text = "".join(
+        f".visible .entry {name}() {{ .reg .b32 %r<2>; {body} ret; }}\n"
+        for name, body in bodies.items()
+    )
+    program = compile_program(f".version 8.0\n.target sm_90\n.address_size 64\n{text}")
+    cooperative = [name for name in bodies if program.kernel(name).cooperative]
+    assert cooperative == ["grid", "both"]
+
+
 def test_name_expressions() -> None:
     source = "template <class T> __global__ void axpy(T* x) { x[0] += 1; }"
     program = compile_program(source, name_expressions=["axpy<float>", "axpy<int*>"])
@@ -105,6 +117,8 @@ def test_name_expressions() -> None:
     with pytest.raises(KernelNotFound, match="axpy<double>") as caught:
         program.kernel("axpy<double>")
     assert caught.value.available == ("axpy<float>", "axpy<int*>")
+    with pytest.raises(KernelNotFound, match="nowhere"):
+        compile_program(source, name_expressions=["axpy<float>", "nowhere"])
 
 
 def test_what_a_program_says_about_a_kernel() -> None:
@@ -296,6 +310,10 @@ def test_a_bug_becomes_an_internal_error_with_a_reproducer(
         compile_program(PLAIN, cache=cache)
     assert caught.value.stage == "flatten"
     assert caught.value.reproducer is not None
+    assert str(caught.value).endswith(f"planted (reproducer: {caught.value.reproducer})")
+    with pytest.raises(InternalError, match=r"planted$") as without:
+        compile_program(PLAIN)
+    assert without.value.reproducer is None
     folder = Path(caught.value.reproducer).parent
     monkeypatch.undo()
     assert compile_request(load_request(folder)).kernels

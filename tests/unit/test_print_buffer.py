@@ -6,15 +6,19 @@ import struct
 
 import pytest
 
-from gpud.compiler.abi.print_buffer import BUFFER_HEAD_BYTES, PrintCall, calls
+from gpud.compiler.abi.print_buffer import BUFFER_HEAD_BYTES, UNREADABLE, PrintCall, calls
 
 HEAD = bytes(BUFFER_HEAD_BYTES)
 EMPTY = PrintCall(b"", b"", {})
 HI = PrintCall(b"hi", b"", {})
 
 
+def filled(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
 def entry(text: bytes, *, size: int | None = None, complete: int = 1) -> bytes:
-    body = text + bytes(-len(text) % 8)
+    body = filled(text)
     return struct.pack("<4I", size or 16 + len(body), complete, len(text), 0) + body
 
 
@@ -44,3 +48,14 @@ def test_only_what_was_complete_before_is_decoded() -> None:
     now = HEAD + entry(b"hi") * 2
     assert list(calls(now, before)) == [HI]
     assert list(calls(now, now)) == [HI, HI]
+
+
+def test_values_and_texts_begin_at_multiples_of_eight_bytes() -> None:
+    values, texts = bytes(range(12)), {0: b"first", 8: None, 4: b"second one"}
+    rows = [
+        struct.pack("<2I", at, UNREADABLE if text is None else len(text)) + filled(text or b"")
+        for at, text in texts.items()
+    ]
+    body = filled(b"%s%s%s") + filled(values) + b"".join(rows)
+    buffer = HEAD + struct.pack("<4I", 16 + len(body), 1, 6, len(values)) + body
+    assert list(calls(buffer, buffer)) == [PrintCall(b"%s%s%s", values, texts)]
