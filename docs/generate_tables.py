@@ -223,6 +223,8 @@ CODE_GENERATOR: dict[str, str] = {
     "exit": "ends the thread, in functions too",
     "ldmatrix": "matrices of 8x8 elements of 16 bits, from shared memory",
     "match": "`any` and `all`",
+    "mma": "f16, bf16, tf32, f64, eight-bit floats, s8, u8, s4, u4 and b1, in all dense shapes but "
+    "`.m8n8k4` of f16; sums of floats are added in double precision and rounded once",
     "movmatrix": "as `ldmatrix`",
     "nanosleep": "nothing: a loop that waits gives way at its back edge",
     "redux": "integer and bitwise, and `f32` minimum and maximum",
@@ -230,6 +232,7 @@ CODE_GENERATOR: dict[str, str] = {
     "shfl": "all modes, with and without `.sync`",
     "stmatrix": "as `ldmatrix`",
     "trap": "ends the block, and the job fails with `KernelTrap`",
+    "wmma": "as `mma`, in all its shapes; fragments lie as this device has them",
     "vote": "`all`, `any`, `uni` and `ballot`, with and without `.sync`",
 }
 """Opcodes that the code generator runs itself: those that steer threads or let them meet."""

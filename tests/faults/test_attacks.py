@@ -250,6 +250,28 @@ def _spaces() -> Iterator[Attack]:
             yield Attack(f"{access.split()[0]} at {value}", program(access), value, ILLEGAL)
 
 
+def _matrices() -> Iterator[Attack]:
+    """Matrices that begin elsewhere, or inside with a stride that leads elsewhere."""
+    registers = ", ".join(f"%r{n}" for n in range(8, 16))
+    fill = "".join(f"mov.b32 %r{n}, 9;" for n in range(8, 16))
+    registers = f"{{{{{registers}}}}}"
+    for layout in ("row", "col"):
+        shape = f"sync.aligned.{layout}.m16n16k16{{}}"
+        load = f"wmma.load.a.{shape}.f16 {registers}, [{{}}], {{}};"
+        store = f"wmma.store.d.{shape}.f32 [{{}}], {registers}, {{}};"
+        for name, access in (("load", load), ("store", fill + store)):
+            for space in (".global", ""):
+                what = f"wmma.{name} {layout}{space}"
+                for value in ("neighbour", "host", 0, "end"):
+                    body = access.format(space, "%rd2", 16)
+                    yield Attack(f"{what} at {value}", program(body), value, ILLEGAL)
+                far = "cvt.u32.u64 %r4, %rd2;" + access.format(space, "%rd1", "%r4")
+                yield Attack(f"{what} of a stride", program(far), 1 << 28, ILLEGAL)
+            shared = ".shared .align 32 .b8 box[1024]; mov.u32 %r5, box; cvt.u32.u64 %r4, %rd2;"
+            body = shared + access.format(".shared", "%r5", "%r4")
+            yield Attack(f"wmma.{name} {layout}.shared", program(body), 1 << 14, ILLEGAL)
+
+
 def _parameters() -> Iterator[Attack]:
     """The last, hidden parameter points to what the loop around the kernel follows."""
     for offset in (8, 16, 4096, -4096, 1 << 20):
@@ -417,8 +439,8 @@ def _harmless() -> Iterator[Attack]:
 
 
 ATTACKS = (
-    *_printing(), *_names(), *_spaces(), *_parameters(), *_functions(), *_changing(), *_heap(),
-    *_sizes(), *_harmless(),
+    *_printing(), *_names(), *_spaces(), *_matrices(), *_parameters(), *_functions(),
+    *_changing(), *_heap(), *_sizes(), *_harmless(),
 )  # fmt: skip
 GROUPS = 8
 

@@ -1,8 +1,8 @@
 """Headers that programs include for their host code, almost empty: that code is skipped.
 
 Most of them bring the integer types, as those of Linux do. They are there for a source that is
-compiled without its host code (`gpud.compiler.toolchain.host_code`). ``<limits>`` and ``<type_traits>``
-have a use on the device, and are those of ``cuda/std``.
+compiled without its host code (`gpud.compiler.toolchain.host_code`). ``<limits>`` and
+``<type_traits>`` have a use on the device, and are those of ``cuda/std``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels that gpud must refuse, or that only some devices can run, each with the expected reason.
 
 Source: docs/explanation/forms.md; PTX ISA 9.0, sections 9.7.10 (texture), 9.7.11 (surface) and
-9.7.15 (``wmma``).
+9.7.15 (``wgmma``).
 """
 
 from __future__ import annotations
@@ -36,18 +36,11 @@ _SURFACE_BODY = """
     sust.b.2d.b32.trap [%t, {%x, %x}], {%v};
     ret;
 """
-_WMMA = r"""
-extern "C" __global__ void matrix_unit(const unsigned* a, const unsigned* b, float* d,
-                                       unsigned* runs) {
-    GPUD_COUNT(runs);
-    float c0 = 0, c1 = 0, c2 = 0, c3 = 0;
-    int lane = threadIdx.x & 31;
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5},"
-                 " {%6}, {%0, %1, %2, %3};"
-                 : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
-                 : "r"(a[2 * lane]), "r"(a[2 * lane + 1]), "r"(b[lane]));
-    d[4 * lane] = c0, d[4 * lane + 1] = c1, d[4 * lane + 2] = c2, d[4 * lane + 3] = c3;
-}
+_WGMMA_BODY = """
+    wgmma.fence.sync.aligned;
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    ret;
 """
 _DEVICE_LAUNCH = f"""{header("compute_75", "8.0")}
 .extern .func (.param .b64 retval) cudaGetParameterBufferV2(
@@ -110,8 +103,9 @@ _EXTERNAL = ".extern .func (.param .b32 r) somewhere_else();"
 _refuse("reads_texture", kernel("reads_texture", ("u64 image", "u64 out"), _TEXTURE_BODY), (1, 64),
         "texture")  # fmt: skip
 _refuse("writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,), "texture")
-# Refused by devices without tensor cores only.
-_refuse("matrix_unit", _WMMA, (64, 32, 128), "tensor-core", "persistent")
+# Refused by devices without asynchronous tensor cores only.
+_refuse("matrix_unit", kernel("matrix_unit", ("u64 out",), _WGMMA_BODY, arch="compute_90a"), (1,),
+        "tensor-core", "persistent")  # fmt: skip
 _refuse("launches_from_device", _DEVICE_LAUNCH, (64,), "unresolved-external")
 _refuse("calls_missing", kernel("calls_missing", ("u64 out",), _MISSING_BODY,
                                 declarations=_EXTERNAL), (64,), "unresolved-external")  # fmt: skip

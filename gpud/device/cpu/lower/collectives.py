@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpud.compiler.analysis.effects import barrier
 from gpud.compiler.ptx.model import Immediate, Instruction
+from gpud.device.cpu.lower.matrix_products import MatrixProduct, is_product, matrix_product
 from gpud.device.cpu.lower.registry import Modifiers, rejected
 from gpud.device.cpu.lower.unsupported import unsupported_error
 
@@ -30,11 +31,12 @@ _BARRIERS = 16
 
 @dataclass(frozen=True, slots=True)
 class CollectiveKind:
-    """A collective's name, mode (``bfly``, ``all``, ``min.abs``) and type."""
+    """A collective's name, mode (``bfly``, ``all``, ``min.abs``) and type; a matrix product."""
 
     name: str
     mode: str = ""
     type: str = ""
+    product: MatrixProduct | None = None
 
 
 def collective_kind(ins: Instruction) -> CollectiveKind:
@@ -47,6 +49,8 @@ def collective_kind(ins: Instruction) -> CollectiveKind:
     if error is not None:
         raise error
     base = ins.opcode.base
+    if is_product(ins):
+        return CollectiveKind("mma", product=matrix_product(ins))
     modifiers = Modifiers(ins)
     modifiers.flag("sync")
     mode = type_ = ""

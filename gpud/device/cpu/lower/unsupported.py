@@ -10,13 +10,13 @@ from gpud.errors import KernelRejected
 
 __all__ = ["unsupported_error"]
 
-_TENSOR = ("tensor-core", "tensor-core instructions run on a GPU only")
+_TENSOR = ("tensor-core", "tensor-core instructions with asynchronous operands run on a GPU only")
 _TEXTURE = ("texture", "textures and surfaces are not available on the CPU device")
 _CLUSTER = ("unsupported-instruction", "the CPU device has no thread block clusters")
 _BULK = ("unsupported-instruction", "bulk and tensor-map copies run on a GPU only")
 
 _BY_BASE = {
-    **dict.fromkeys(("wmma", "mma", "wgmma", "tcgen05"), _TENSOR),
+    **dict.fromkeys(("wgmma", "tcgen05"), _TENSOR),
     **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"), _TEXTURE),
     **dict.fromkeys(("mapa", "getctarank", "clusterlaunchcontrol"), _CLUSTER),
     **dict.fromkeys(("multimem", "tensormap"), _BULK),

@@ -13,8 +13,6 @@ from gpud.errors import REJECTIONS, KernelRejected
 from tests.unit.cpu.lower.instruction_runner import ArrayAddresses, Instructions, address
 
 REFUSED = {
-    "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32": "tensor-core",
-    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "tensor-core",
     "wgmma.fence.sync.aligned": "tensor-core",
     "tcgen05.alloc.cta_group::1.sync.aligned.b32": "tensor-core",
     "tex.2d.v4.f32.f32": "texture",

@@ -52,7 +52,7 @@ def register_storage(body: Iterable[ptx.Statement]) -> dict[str, str]:
             continue
         if not any(m in _FLOATS for m in ins.opcode.modifiers):
             continue
-        if ins.opcode.base in ("ld", "st", "mov", "selp", "atom", "red", "gpud"):
+        if ins.opcode.base in ("ld", "st", "mov", "selp", "atom", "red", "gpud", "mma", "wmma"):
             continue  # these move bits; instructions that compute with them decide
         to, of = _float_types(ins)
         if to is not None:

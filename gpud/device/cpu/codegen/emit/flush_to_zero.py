@@ -26,7 +26,7 @@ __all__ = ["FLUSHING_ATTRIBUTES", "define_with_flushing", "wants_flushing"]
 _ARITHMETIC = frozenset(
     (
         "add", "sub", "mul", "fma", "mad", "div", "sqrt", "rcp", "rsqrt", "setp", "set", "slct",
-        "min", "max", "ex2", "lg2", "sin", "cos", "tanh", "cvt", "atom", "red",
+        "min", "max", "ex2", "lg2", "sin", "cos", "tanh", "cvt", "atom", "red", "mma", "wmma",
     )
 )  # fmt: skip
 _OTHER_FLOATS = ("f64", "f16", "bf16", "f16x2", "bf16x2", "tf32", "e4m3x2", "e5m2x2", "f32x2")

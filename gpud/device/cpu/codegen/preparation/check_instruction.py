@@ -122,7 +122,13 @@ def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
 
 
 def from_program(check: bounds_checks.BoundsCheck, claim: ptx.Operand) -> ptx.Instruction:
-    """Build the pseudo-instruction for a bounds check of the program."""
+    """Build the pseudo-instruction for a bounds check of the program.
+
+    That of a matrix becomes ``gpud.rows site, claim``, for
+    `gpud.device.cpu.codegen.preparation.fragment_moves`.
+    """
+    if check.rows > 1:
+        return ptx.Instruction(ptx.opcode("gpud.rows"), (_number(check.site), claim))
     members = [Member(m.low, m.span, m.align, m.site) for m in check.members]
     origins = allowed(check)
     return bounds_check(check.space, check.register, members, claim, check.guard, origins=origins)

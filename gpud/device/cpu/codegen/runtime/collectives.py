@@ -1,7 +1,8 @@
 """Warp collectives and barriers in three steps: offer operands, exchange, resume with results.
 
-Problem: ``shfl``, ``vote``, ``match``, ``redux``, ``elect``, ``activemask`` and ``bar.red`` compute
-from the values of several threads, and threads of a block run one after another.
+Problem: ``shfl``, ``vote``, ``match``, ``redux``, ``elect``, ``activemask``, products of
+matrices and ``bar.red`` compute from the values of several threads, and threads of a block run one
+after another.
 
 Approach: three steps. *Offer*: a thread writes its sources, its member mask and the collective's
 key into its block's arrays and waits. *Exchange*: when all lanes that the mask names wait with the
@@ -29,9 +30,11 @@ from __future__ import annotations
 from gpud.compiler.analysis.effects import barrier
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
+from gpud.device.cpu.codegen.runtime.matrix_exchange import offer_product, resume_product
 from gpud.device.cpu.codegen.runtime.warp_exchange import ExchangeFunctions
 from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.lower.collectives import collective_kind
+from gpud.device.cpu.lower.matrix_products import is_product
 
 __all__ = ["Collectives"]
 
@@ -70,6 +73,8 @@ class Collectives(ExchangeFunctions):
                 self._store(code, "xb", code.convert(high, "i64", "i32"))
             case "match" | "redux":
                 self._store(code, "xa", code.read(operands[1], "b32"))
+            case "mma":
+                offer_product(code, self.layout, ins)
         if met:
             return
         key = self.keys.setdefault(kind, len(self.keys) + 1)
@@ -93,6 +98,9 @@ class Collectives(ExchangeFunctions):
         if not ins.operands:
             return
         names = ins.opcode.modifiers[1:]
+        if names[0] in ("mma", "wmma"):
+            resume_product(code, self.layout, ins)
+            return
         target = ins.operands[0]
         second: ptx.Operand | None = None
         if isinstance(target, ptx.Pair):
@@ -134,6 +142,8 @@ class Collectives(ExchangeFunctions):
     def mask_of(ins: ptx.Instruction) -> ptx.Operand | None:
         """Return the member mask operand, None for a collective without one."""
         base, operands = ins.opcode.base, ins.operands
+        if is_product(ins):
+            return ptx.Immediate("-1", -1)
         position = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0}
         at = position.get("bar" if base == "barrier" else base)
         return operands[at] if at is not None and at < len(operands) else None

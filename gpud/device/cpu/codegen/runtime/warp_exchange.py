@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpud.device.cpu.abi.layout import WARP, BlockLayout
+from gpud.device.cpu.codegen.runtime.matrix_exchange import define_product
 from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.lower.collectives import CollectiveKind
 
@@ -55,7 +56,10 @@ class ExchangeFunctions:
             emitter.jump(done)
             header = f"define internal void @exchange.{key}(ptr %b, i32 %first, i32 %group)"
             one = Emitter(emitter.module, header)
-            self._exchange(one, kind)
+            if kind.product is None:
+                self._exchange(one, kind)
+            else:
+                define_product(one, self.layout, kind.product, f"product.{key}")
             one.end("ret void")
             one.finish()
         emitter.place(done)

@@ -18,7 +18,7 @@ from gpud.device.cpu.lower.floats.formats import narrow, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, rejected
 
-__all__ = ["MINIFLOATS", "convert_minifloats"]
+__all__ = ["MINIFLOATS", "convert_minifloats", "widen_minifloat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,11 @@ def convert_minifloats(
     result = low_bits | (high_bits << format_.slot)
     type_ = "b8" if format_.slot == 4 else "b16"
     write(thread, ins.operands[0], type_, result.trunc("i" + type_[1:]))
+
+
+def widen_minifloat(bits: Value, type_: str) -> Value:
+    """Return the float of one minifloat, in an i32: ``type_`` is ``e4m3`` or ``e5m2``."""
+    return widen(_to_half(bits, MINIFLOATS[f"{type_}x2"], relu=False), "f16")
 
 
 def _from_float(value: Value, format_: _Format, *, relu: bool) -> Value:
