@@ -100,10 +100,19 @@ def gpud_page() -> str:
 def _commands(app: typer.Typer, program: str, more: dict[str, str]) -> str:
     group: Any = get_command(app)
     sections = []
-    for name, command in group.commands.items():
+    for name, command in _flat(group.commands):
         section = "\n".join(_command(f"{program} {name}", command)) + "\n"
         sections.append(section + more.get(name, ""))
     return "\n".join(part.rstrip("\n") + "\n" for part in sections)
+
+
+def _flat(commands: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield commands, and those of groups by their full names."""
+    for name, command in commands.items():
+        if hasattr(command, "commands"):
+            yield from _flat(command.commands, f"{before}{name} ")
+        else:
+            yield before + name, command
 
 
 def _command(name: str, command: Any) -> Iterator[str]:

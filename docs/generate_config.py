@@ -26,7 +26,14 @@ exist then; else `$XDG_CONFIG_HOME/gpud/gpud.toml` (by default `~/.config/gpud/g
 ```
 
 A setting that does not exist, or has a value that is not allowed, is an error that names the place,
-with the line, and what is allowed; the daemon does not start then.
+with the line, and what is allowed; the daemon does not start then, and one that runs goes on as it
+was.
+
+`gpuctl config show` says what a daemon runs with, and where each value comes from. After a change
+of the file `gpuctl config reload`, or SIGHUP (`systemctl reload gpud`), puts those settings in
+force that say below that they change while the daemon runs, and names the others, which need a
+restart. `gpuctl config set grace '3 s'` writes the file, with its comments and its order as they
+were, and reads it again; where a flag or a variable overrides the file, it says so.
 
 ## Settings
 
@@ -66,4 +73,6 @@ def _entry(setting: Setting) -> Iterator[str]:
     yield f"`{setting.flag}`, `{setting.variable}`: {setting.type.describe()}{several}."
     if setting.default is not None:
         yield f" Default: `{setting.default}`."
+    if setting.live:
+        yield " Changes while the daemon runs."
     yield "\n"

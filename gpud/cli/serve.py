@@ -44,13 +44,10 @@ def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
 
 def _check_flags(settings: Mapping[str, Any]) -> None:
     """Report invalid flags as wrong usage, unlike invalid variables or an invalid file."""
-    from gpud.core.scheduler import Scheduler
-    from gpud.server.settings import device_specs, scheduler_settings
+    from gpud.server.settings import check
 
     try:
-        alone = load(settings, environ={}, file=os.devnull)
-        Scheduler(scheduler_settings(alone))
-        device_specs(alone, look=False)
+        check(load(settings, environ={}, file=os.devnull))
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -47,6 +47,11 @@ class SettingType:
             raise ValueError(self.describe())
         return self.from_text(value)
 
+    def toml_of(self, text: str) -> Any:
+        """Convert the text of a flag or variable to what a TOML file has for it; raises as it."""
+        self.from_text(text)
+        return text
+
     def to_text(self, value: Any) -> str:
         """Write a value as `from_text` reads it."""
         return str(value)
@@ -71,6 +76,9 @@ class _Integer(SettingType):
         if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
             raise ValueError(self.describe())
         return self.from_toml(int(text))
+
+    def toml_of(self, text: str) -> int:
+        return self.from_text(text)
 
     def from_toml(self, value: Any) -> int:
         if type(value) is not int or not self.least <= value <= self.most:
@@ -114,6 +122,9 @@ class _Switch(SettingType):
         if word not in ("on", "off", "true", "false"):
             raise ValueError(self.describe())
         return word in ("on", "true")
+
+    def toml_of(self, text: str) -> bool:
+        return self.from_text(text)
 
     def to_text(self, value: Any) -> str:
         return "on" if value else "off"
@@ -175,6 +186,10 @@ class _Listed(SettingType):
 
     def from_text(self, text: str) -> tuple[Any, ...]:
         return self.from_toml([part.strip() for part in text.split(",")])
+
+    def toml_of(self, text: str) -> list[Any]:
+        self.from_text(text)
+        return [self.item.toml_of(part.strip()) for part in text.split(",")]
 
     def to_text(self, value: Any) -> str:
         return ",".join(map(self.item.to_text, value))

@@ -23,7 +23,7 @@ from gpud.config.setting_types import SettingType
 from gpud.config.user_terms import UserTerms, user_table
 from gpud.wire.socket_path import default_socket_path
 
-__all__ = ["SETTINGS", "Config", "Setting"]
+__all__ = ["SETTINGS", "Config", "Setting", "Sources"]
 
 _UNIT = "_ns"
 
@@ -36,6 +36,7 @@ class Setting(NamedTuple):
         key: key in the file.
         variable: environment variable.
         flag: flag of `gpud serve`.
+        live: whether a change takes effect while the daemon runs; others need a restart.
         many: whether the flag may be given several times.
         type: parses and checks its values.
         default: the default as it would be written; None: nothing, or computed when it is used.
@@ -46,10 +47,25 @@ class Setting(NamedTuple):
     key: str
     variable: str
     flag: str
+    live: bool
     many: bool
     type: SettingType
     default: str | None
     meaning: str
+
+
+class Sources(NamedTuple):
+    """Where settings were read, to read them again.
+
+    Attributes:
+        flags: as given to `gpud.config.load`.
+        environ: the environment.
+        file: the file that was named; None: that of `gpud.config.config_file`.
+    """
+
+    flags: Mapping[str, Any]
+    environ: Mapping[str, str]
+    file: Path | None
 
 
 def _setting(
@@ -58,9 +74,10 @@ def _setting(
     meaning: str,
     *,
     flag: str | None = None,
+    live: bool = False,
     make: Callable[[], Any] | None = None,
 ) -> Any:
-    about = {"type": type_, "default": default, "meaning": meaning, "flag": flag}
+    about = {"type": type_, "default": default, "meaning": meaning, "flag": flag, "live": live}
     if make is not None:
         return field(default_factory=make, metadata=about)
     value = None if default is None else type_.from_text(default)
@@ -172,6 +189,7 @@ class Config:
         quantities.duration("s", most_s=7 * 86400),
         "30 s",
         "how long jobs may run on after SIGTERM before they are cancelled",
+        live=True,
     )
     compile_timeout_ns: int = _setting(
         quantities.duration("s", most_s=3600, least_ns=10**8),
@@ -209,22 +227,32 @@ class Config:
         quantities.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
     )
     max_connections: int = _setting(
-        types.integer(1, 100_000), "1024", "clients that may be connected at once"
+        types.integer(1, 100_000),
+        "1024",
+        "clients that may be connected at once",
+        live=True,
     )
     max_user_connections: int = _setting(
-        types.integer(1, 100_000), "768", "clients of one user that may be connected at once"
+        types.integer(1, 100_000),
+        "768",
+        "clients of one user that may be connected at once",
+        live=True,
     )
     max_jobs_per_session: int = _setting(
         types.integer(1, 1_000_000), "10000", "jobs of one session that have not ended"
     )
     max_jobs_per_user: int = _setting(
-        types.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
+        types.integer(1, 10_000_000),
+        "40000",
+        "jobs of one user that have not ended",
+        live=True,
     )
     others: str = _setting(
         types.choice("names", "sums"),
         "names",
         "what users are shown of what others hold: names, who holds how much; or sums, how much; "
         "never programs, kernels or jobs",
+        live=True,
     )
     users: Mapping[str, UserTerms] = _setting(
         user_table(),
@@ -235,21 +263,27 @@ class Config:
         "What is not said of a user is as for the first of the groups that the user is in and that "
         "says it, else as for the user `*`; by default not limited, and of weight 1",
         make=dict,
+        live=True,
     )
     groups: Mapping[str, UserTerms] = _setting(
         user_table(),
         None,
         "the same for each member of a group by itself, in this order; by default none",
         make=dict,
+        live=True,
     )
     session_host_memory: int = _setting(
         quantities.memory(1 << 20, 1 << 40),
         "256 MiB",
         "memory of the daemon itself for one session: queued launches, programs, requests, "
         "messages that the client has not read or not finished",
+        live=True,
     )
     user_host_memory: int = _setting(
-        quantities.memory(1 << 20, 1 << 40), "1 GiB", "the same for all sessions of one user"
+        quantities.memory(1 << 20, 1 << 40),
+        "1 GiB",
+        "the same for all sessions of one user",
+        live=True,
     )
     max_message_bytes: int = _setting(
         quantities.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
@@ -274,6 +308,7 @@ class Config:
         types.choice("debug", "info", "warning", "error"),
         "info",
         "the least severe messages that are logged: debug, info, warning or error",
+        live=True,
     )
     log_format: str = _setting(
         types.choice("text", "json"), "text", "lines of text, or a JSON object on each line"
@@ -310,6 +345,7 @@ class Config:
         "the kernels for which `dump` writes files",
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    sources: Sources | None = field(default=None, repr=False, compare=False)
 
     def origin(self, name: str) -> str:
         """Return where a setting's value comes from, human-readable, by field name or key."""
@@ -355,6 +391,7 @@ def _table() -> tuple[Setting, ...]:
                 key,
                 f"GPUD_{key.upper()}",
                 about["flag"] or f"--{key.replace('_', '-')}",
+                about["live"],
                 isinstance(one.default, tuple),
                 about["type"],
                 about["default"],

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from gpud.config.settings import SETTINGS, Config
+from gpud.config.settings import SETTINGS, Config, Sources
 from gpud.errors import InvalidArgument
 from gpud.errors.base import shorten
 from gpud.wire.socket_path import default_socket_path
 
-__all__ = ["config_file", "load"]
+__all__ = ["config_file", "file_to_write", "load", "load_again"]
 
 _SYSTEM_FILE = Path("/etc/gpud/gpud.toml")
 _LARGEST_FILE = 1 << 20
@@ -42,15 +42,50 @@ def load(
         InvalidArgument: a setting is unknown or has a value that is not allowed, or the file
             cannot be read; the message names the setting, the place and what is allowed.
     """
+    sources = Sources(flags, environ, None if file is None else Path(file))
+    return _loaded(sources, _read(_path(sources), required=file is not None))
+
+
+def load_again(sources: Sources, text: str | None = None) -> Config:
+    """Load the settings from where they were loaded before.
+
+    Args:
+        sources: those places.
+        text: stands for what the file has; None: what it has.
+
+    Raises:
+        InvalidArgument: as for `load`.
+    """
+    if text is None:
+        text = _read(_path(sources), required=sources.file is not None)
+    return _loaded(sources, text)
+
+
+def file_to_write(sources: Sources) -> Path:
+    """Return the file that is read, or, if there is none, the one that would be."""
+    path = _path(sources)
+    if path is not None:
+        return path
+    if os.geteuid() == 0:
+        return _SYSTEM_FILE
+    return _own_file(sources.environ)
+
+
+def _path(sources: Sources) -> Path | None:
+    return config_file(sources.environ) if sources.file is None else sources.file
+
+
+def _loaded(sources: Sources, text: str) -> Config:
+    flags, environ = sources.flags, sources.environ
     found: dict[str, tuple[Any, str]] = {}
-    path = config_file(environ) if file is None else Path(file)
-    for source in (_from_file(path, file is not None), _from_environ(environ), _from_flags(flags)):
+    of_file = _from_text(text, file_to_write(sources))
+    for source in (of_file, _from_environ(environ), _from_flags(flags)):
         found |= {name: (value, origin) for name, value, origin in source}
     if "socket" not in found:
         found["socket"] = (default_socket_path(environ), "the default")
     values = {name: value for name, (value, _) in found.items()}
     origins = MappingProxyType({name: origin for name, (_, origin) in found.items()})
-    return Config(**values, origins=origins)
+    return Config(**values, origins=origins, sources=sources)
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -61,13 +96,17 @@ def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """
     if named := environ.get("GPUD_CONFIG"):
         return Path(named)
-    home = environ.get("XDG_CONFIG_HOME", "")
-    if not home.startswith("/"):
-        home = os.path.join(environ.get("HOME", "/"), ".config")  # noqa: PTH118
-    for path in (Path(home, "gpud", "gpud.toml"), _SYSTEM_FILE):
+    for path in (_own_file(environ), _SYSTEM_FILE):
         if os.access(path, os.F_OK):
             return path
     return None
+
+
+def _own_file(environ: Mapping[str, str]) -> Path:
+    home = environ.get("XDG_CONFIG_HOME", "")
+    if not home.startswith("/"):
+        home = os.path.join(environ.get("HOME", "/"), ".config")  # noqa: PTH118
+    return Path(home, "gpud", "gpud.toml")
 
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
@@ -116,20 +155,27 @@ def _parsed(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError(str(error)) from error
 
 
-def _from_file(path: Path | None, required: bool) -> Iterator[tuple[str, Any, str]]:
+def _read(path: Path | None, *, required: bool) -> str:
+    """Return the text of the file; empty for None."""
     if path is None:
-        return
+        return ""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             raise InvalidArgument(f"{path} is no file of settings: it is over 1 MiB")
-        text = data.decode()
-        table = _parsed(text)
+        return data.decode()
     except OSError as error:
         hint = "; --config names the file" if required else ""
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}{hint}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path} is no valid TOML: {error}") from error
+
+
+def _from_text(text: str, path: Path) -> Iterator[tuple[str, Any, str]]:
+    try:
+        table = _parsed(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no valid TOML: {error}") from error
     for key, given in table.items():
         place = f"{path}{_line(text, key)}"

@@ -66,6 +66,10 @@ class _UserTable(SettingType):
             raise ValueError(self.describe()) from None
         return self.from_toml(table)
 
+    def toml_of(self, text: str) -> Any:
+        # A table has lines and comments of its own, which writing it anew would lose.
+        raise ValueError("written into the file by hand, as it is a table; gpuctl config reload")
+
     def to_text(self, value: Any) -> str:
         return ", ".join(f"{_quoted(name)} = {{{_said(terms)}}}" for name, terms in value.items())
 

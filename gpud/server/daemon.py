@@ -1,4 +1,4 @@
-"""The daemon's life cycle: start, drain, forced shutdown.
+"""The daemon's life cycle: start, drain, forced shutdown; and what signals do.
 
 Start: take the socket, start the device hosts, and accept connections once they are ready. Drain:
 accept no more connections and jobs, let the accepted jobs end, cancel the rest after a timeout, end
@@ -186,6 +186,7 @@ class Daemon:
         )
         self.state, self.runner, self.compiler = parts.state, parts.runner, parts.compiler
         self.programs, self.connections = parts.programs, parts.connections
+        self._configuration = parts.configuration
         self._gpu_monitors, self._event_log = parts.gpu_monitors, parts.event_log
         self._metrics_text = parts.metrics_text
 
@@ -224,6 +225,10 @@ class Daemon:
         await self._stopped.wait()
         if self._ending is not None:
             await self._ending
+
+    def reload(self) -> None:
+        """Read the settings again, see `gpud.server.handlers.configuration`. Returns at once."""
+        self._configuration.on_hangup()
 
     def drain(self) -> None:
         """Begin an orderly shutdown: see the module. Returns at once; may be called twice."""
@@ -270,7 +275,7 @@ class Daemon:
         await self.wait()
 
     async def _drain(self) -> None:
-        timeout_ns = self.config.drain_timeout_ns
+        timeout_ns = self.state.config.drain_timeout_ns
         jobs = len(self.state.jobs)
         _LOG.info("draining: %d jobs have up to %g s", jobs, timeout_ns / 1e9)
         systemd.notify(f"STOPPING=1\nSTATUS=draining {jobs} jobs")
@@ -330,7 +335,9 @@ class Daemon:
 
 
 def run(config: Config) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP; a second signal forces. Returns the exit status.
+    """Serve until SIGTERM or SIGINT; a second signal forces. Returns the exit status.
+
+    SIGHUP reads the settings again, unless it means that the terminal is gone: then it drains.
 
     0: drained; 1: it could not start, or was forced; 3: a bug in the scheduler. Blocks.
     """
@@ -345,9 +352,16 @@ async def _serve(config: Config) -> int:
     loop = asyncio.get_running_loop()
     starting = asyncio.ensure_future(daemon.start())
 
+    has_terminal = _has_terminal()
+
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
-        if not starting.done():
+        hangup = number == signal.SIGHUP
+        if hangup and (daemon.ending or has_terminal is _has_terminal()):
+            if starting.done() and not daemon.ending:
+                _LOG.info("%s: reading the settings again", name)
+                daemon.reload()
+        elif not starting.done():
             _LOG.warning("%s: ending before it has begun", name)
             starting.cancel()
         elif not daemon.ending:
@@ -372,6 +386,15 @@ async def _serve(config: Config) -> int:
     gc.freeze()
     await daemon.wait()
     return _BROKEN if daemon.failed else 1 if daemon.forced else 0
+
+
+def _has_terminal() -> bool:
+    """Whether this process is controlled by a terminal, as it is until that is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

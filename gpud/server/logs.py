@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import IO
 
-__all__ = ["JsonFormatter", "TextFormatter", "set_up"]
+__all__ = ["JsonFormatter", "TextFormatter", "set_level", "set_up"]
 
 
 class TextFormatter(logging.Formatter):
@@ -47,6 +47,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+def set_level(level: str) -> None:
+    """Log from this level on, such as ``info``."""
+    logging.getLogger("gpud").setLevel(level.upper())
+
+
 def set_up(level: str, form: str, stream: IO[str] | None = None) -> logging.Handler:
     """Send gpud's log records to ``stream``, standard error by default.
 
@@ -62,6 +67,6 @@ def set_up(level: str, form: str, stream: IO[str] | None = None) -> logging.Hand
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logger = logging.getLogger("gpud")
     logger.addHandler(handler)
-    logger.setLevel(level.upper())
+    set_level(level)
     logger.propagate = False
     return handler

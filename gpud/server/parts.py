@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from gpud.config import Config
 from gpud.core.scheduler import Scheduler
-from gpud.server import settings
+from gpud.server import logs, settings
 from gpud.server.handlers.administration import Administration
 from gpud.server.handlers.answers import Answers
+from gpud.server.handlers.configuration import Configuration
 from gpud.server.handlers.connections import Connections
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.handlers.doctor import Doctor
@@ -49,6 +50,7 @@ class Parts(NamedTuple):
         compiler: the compile processes.
         programs: compiles and loads programs.
         connections: the clients.
+        configuration: changes the settings.
         gpu_monitors: read the GPUs' metrics.
         event_log: every event of the scheduler; None: there is no log.
         metrics_text: makes what Prometheus reads.
@@ -59,6 +61,7 @@ class Parts(NamedTuple):
     compiler: CompilePool
     programs: ProgramRequests
     connections: Connections
+    configuration: Configuration
     gpu_monitors: GpuMonitors
     event_log: EventLog | None
     metrics_text: Callable[[], Awaitable[bytes]]
@@ -131,8 +134,13 @@ def make_parts(
     device_rows = DeviceRows(
         devices, state.jobs, state.arenas, monitors, scheduler.devices, rules.floor
     )
-    doctor = Doctor(config, loop, devices, device_rows, compiler, runner)
-    queries = Queries(state, devices, runner, job_rows, device_rows, doctor, answers, others)
+    doctor = Doctor(state, loop, devices, device_rows, compiler, runner)
+    configuration = Configuration(
+        state, runner, others, check=settings.check, set_log_level=logs.set_level
+    )
+    queries = Queries(
+        state, devices, runner, job_rows, device_rows, doctor, answers, others, configuration
+    )
     handlers = message_table(
         Submission(devices, state.jobs, runner),
         programs,
@@ -143,7 +151,18 @@ def make_parts(
         HistoryRequests(state.history, answers),
         Administration(state, devices, device_rows, runner, drain),
         WorkloadRequests(state.workloads, devices),
+        configuration,
     )
     connections = Connections(state, outbox, handlers, devices, device_rows, runner, followers)
     text = partial(metrics_text, queries, state.history.totals)
-    return Parts(state, runner, compiler, programs, connections, monitors, event_log, text)
+    return Parts(
+        state,
+        runner,
+        compiler,
+        programs,
+        connections,
+        configuration,
+        monitors,
+        event_log,
+        text,
+    )

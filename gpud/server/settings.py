@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from gpud.config import Config
+from gpud.core.scheduler import Scheduler
 from gpud.core.settings import Settings
 from gpud.core.workloads.turns import TurnSettings
 from gpud.device.spec import parse_device
@@ -17,6 +18,7 @@ from gpud.server.state.arenas import MemoryLimits
 from gpud.server.state.device_status import DeviceStatus
 
 __all__ = [
+    "check",
     "compile_arguments",
     "device_specs",
     "host_arguments",
@@ -60,6 +62,16 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
 def turn_settings(config: Config) -> TurnSettings:
     """Return the settings of workloads' turns."""
     return TurnSettings(config.turn_slice_ns, config.turn_linger_ns, config.turn_overstay_ns)
+
+
+def check(config: Config) -> None:
+    """Check what no setting's type does: policy, devices, and what does not go together.
+
+    Raises:
+        InvalidArgument: something cannot be used.
+    """
+    Scheduler(scheduler_settings(config))
+    device_specs(config, look=False)
 
 
 def device_specs(config: Config, *, look: bool = True) -> list[str]:

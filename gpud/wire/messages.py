@@ -36,8 +36,8 @@ __all__ = [
     "AskHistory", "Began", "BeginIteration", "Cancel", "CloseWorkload", "Compile", "Compiled",
     "Describe", "Download", "Drain", "EndIteration", "Failed", "Finished", "Follow", "Free",
     "Goodbye", "GrowWorkload", "Happened", "Hello", "LaunchRecord", "Measure", "Measured",
-    "OpenWorkload", "Pause", "Query", "ReadSymbol", "Resize", "Resume", "Submit", "Unload",
-    "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
+    "OpenWorkload", "Pause", "Query", "ReadSymbol", "Reload", "Resize", "Resume", "SetSetting",
+    "Submit", "Unload", "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
 ]  # fmt: skip
 
 VERSION = 2
@@ -425,6 +425,27 @@ class CloseWorkload(NamedTuple):
 
     request: Annotated[int, uint(32), "the reply carries it; 0: no reply is wanted"]
     workload: Workload
+
+
+@_client(26)
+class SetSetting(NamedTuple):
+    """Keep a setting in the daemon's file, then do as `Reload`; for root and the daemon's user."""
+
+    request: Request
+    key: Annotated[str, text(256), "as in the file"]
+    value: Annotated[str, text(4096), "as a flag of `gpud serve` has it"]
+
+
+@_client(27)
+class Reload(NamedTuple):
+    """Read the settings again; for root and the daemon's own user.
+
+    What can change while the daemon runs does. Answered by `Answer` with a map: "file", which was
+    read (nil if there is none); "changed", rows as in topic "config" of what is in force now; and
+    "restart", of what differs and is in force after a restart, as "next" says.
+    """
+
+    request: Request
 
 
 # -- from the daemon -----------------------------------------------------------------------------

@@ -169,6 +169,11 @@ REACHING |= {
             (lambda s, r: wm.Pause(r, [0], False), "invalid-argument"),
         ],
     ),
+    "SetSetting": (
+        wm.SetSetting,
+        [(lambda s, r: wm.SetSetting(r, "log_level", "debug"), "invalid-argument")],
+    ),
+    "Reload": (wm.Reload, [(lambda s, r: wm.Reload(r), "invalid-argument")]),
     "Drain": (wm.Drain, [(lambda s, r: wm.Drain(r), "invalid-argument")]),
 }
 

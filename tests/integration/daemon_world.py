@@ -210,9 +210,9 @@ class World:
         self.accepted = 0
         self.daemon: Daemon
 
-    def config(self, **settings: Any) -> Config:
+    def config(self, file: Path | None = None, **settings: Any) -> Config:
         flags = {"socket": str(self.folder / "s"), "cache_dir": str(self.folder / "cache")}
-        return load({**flags, **settings}, environ={"HOME": str(self.folder)})
+        return load({**flags, **settings}, environ={"HOME": str(self.folder)}, file=file)
 
     async def start(self, *hosts: FakeHost, devices: Iterable[str] = (), **settings: Any) -> World:
         """Start the daemon on these hosts, or on real ones for ``devices``."""

@@ -1,6 +1,8 @@
-"""What administrators do to a running daemon: pause, resume, drain."""
+"""What administrators do to a running daemon: pause, resume, drain, settings."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -75,3 +77,73 @@ async def test_a_drain_ends_the_daemon_after_its_jobs() -> None:
         assert (await alice.finished(1)).state == "cancelled"
         await world.daemon.wait()
         assert not world.daemon.forced
+
+
+@pytest.mark.asyncio
+async def test_what_can_change_does_and_the_rest_is_named() -> None:
+    async with World() as world:
+        file = world.folder / "gpud.toml"
+        file.write_text("# ours\nmax_user_connections = 5 # few\n")
+        await world.start(FakeHost(sms=4), file=file, hold="1 s")
+        alice, root = await world.client(ALICE), await world.client()
+        file.write_text(
+            "# ours\nmax_user_connections = 1 # few\npolicy = 'equal'\nhold = '2 s'\n"
+            f"others = 'sums'\n[users.'{ALICE}']\nqueue = 1\nweight = 7\n"
+        )
+        answer = (await root.ask(wm.Reload, wm.Answer)).value
+        assert answer["file"] == str(file)
+        changed = {row["key"]: row["value"] for row in answer["changed"]}
+        assert set(changed) == {"max_user_connections", "users", "others"}
+        assert [(row["key"], row["next"]) for row in answer["restart"]] == [("policy", "equal")]
+        rows = {row["key"]: row for row in (await root.query("config"))["settings"]}
+        assert (rows["policy"]["value"], rows["policy"]["next"]) == ("reservations", "equal")
+        assert rows["max_user_connections"]["origin"] == f"{file}:2"
+        assert (rows["hold"]["value"], rows["hold"]["origin"]) == ("1 s", "--hold")
+        # In force: for users who are there, in front and scheduler, and for new connections.
+        assert world.daemon.runner.scheduler.job_table.users[ALICE].weight == 7
+        module = await alice.kernel("k")
+        await root.ask(lambda r: wm.Pause(r, [], True), wm.Answer)
+        alice.submit(1, module)
+        alice.submit(2, module)
+        assert (await alice.finished(2)).error["fields"] == {"limit": "queue", "value": 1}
+        world.peers[world.accepted] = world.peers[0]
+        late = world.connect()
+        assert (await late.expect(wm.Goodbye)).error["fields"]["limit"] == "max_user_connections"
+
+
+@pytest.mark.asyncio
+async def test_a_setting_is_kept_in_the_file_or_nothing_is_changed() -> None:
+    async with World() as world:
+        file = world.folder / "gpud.toml"
+        file.write_text("# ours\ndrain_timeout = '5 s' # soon\n")
+        await world.start(FakeHost(sms=4), file=file, hold="1 s")
+        root = await world.client()
+
+        async def set_(key: str, value: str) -> dict[str, Any]:
+            answer = await root.ask(lambda r: wm.SetSetting(r, key, value), wm.Answer)
+            found: dict[str, Any] = answer.value
+            return found
+
+        answer = await set_("drain_timeout", "7 s")
+        assert file.read_text() == "# ours\ndrain_timeout = \"7 s\" # soon\n"
+        assert answer["set"]["value"] == "7 s"
+        assert world.daemon.state.config.drain_timeout_ns == 7 * 10**9
+        answer = await set_("hold", "2 s")
+        assert (answer["set"]["value"], answer["set"]["origin"]) == ("1 s", "--hold")
+        assert not answer["restart"], "the flag counts before the file, at the next start as well"
+        before = file.read_text()
+        for key, value, words in (
+            ("hold", "x", "hold must be"),
+            ("nothing", "x", "there is no setting nothing"),
+            ("policy", "best", "there is no policy 'best'"),
+            ("users", "x = {}", "by hand"),
+        ):
+            error = await root.refused(lambda r: wm.SetSetting(r, key, value))  # noqa: B023
+            assert words in error["message"]
+        assert file.read_text() == before
+        file.write_text("grace = [\n")
+        error = await root.refused(lambda r: wm.SetSetting(r, "hold", "3 s"))
+        assert "no valid TOML" in error["message"]
+        error = await root.refused(wm.Reload)
+        assert "no valid TOML" in error["message"]
+        assert file.read_text() == "grace = [\n"

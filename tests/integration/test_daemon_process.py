@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,21 +78,53 @@ def daemon() -> Iterator[Process]:
 NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(NOHUP, reason="run by nohup")),
-    ],
-)
-def test_a_signal_drains(
-    daemon: Process, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.skipif(NOHUP, reason="run by nohup")
+def test_a_hangup_reads_the_settings_again(daemon: Process) -> None:
+    file = daemon.folder / "gpud.toml"
+    file.write_text("log_level = 'info'\n")
+    process = daemon.serve("--config", str(file))
+    file.write_text("log_level = 'debug'\npolicy = 'equal'\n")
+    process.send_signal(signal.SIGHUP)
+    daemon.notified("RELOADING=1")
+    daemon.notified("READY=1")
+    file.write_text("log_level = 'loud'\n")
+    process.send_signal(signal.SIGHUP)
+    daemon.notified("READY=1")
+    with MinimalClient(str(daemon.path)) as asks:
+        rows = {row["key"]: row for row in asks.query("config")["settings"]}
+    assert (rows["log_level"]["value"], rows["policy"]["next"]) == ("debug", "equal")
+    process.terminate()
+    status, log = daemon.ended(process)
+    assert status == 0
+    assert "log_level is debug now" in log
+    assert "policy = equal needs a restart" in log
+    assert "the settings stay as they are: log_level in" in log
+
+
+@pytest.mark.skipif(NOHUP, reason="run by nohup")
+def test_a_daemon_drains_when_its_terminal_is_closed(daemon: Process) -> None:
+    ours, its = os.openpty()
+    # As a shell in a terminal: the session's leader takes it as its own.
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    take += "os.execvp(sys.argv[1], sys.argv[1:])"
+    process = daemon.serve(wrapper=[sys.executable, "-c", take], stdin=its)
+    os.close(its)
+    client = daemon.client()
+    _, memory = spinning(client)
+    with memory:
+        os.close(ours)
+        daemon.notified("STOPPING=1")
+        memory[:4] = b"\1\0\0\0"
+        assert client.expect(wm.Finished).state == "done"
+    assert daemon.ended(process)[0] == 0
+
+
+def test_a_signal_drains(daemon: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     process = daemon.serve()
     client = daemon.client()
     spin, memory = spinning(client)
     with memory:
-        process.send_signal(number)
+        process.terminate()
         daemon.notified("STOPPING=1")
         client.submit(spin, client.arena.base, 1)
         assert client.expect(wm.Finished).error["code"] == "draining"

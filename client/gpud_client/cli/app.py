@@ -8,6 +8,7 @@ import typer
 
 from gpud_client.cli import (
     administration,
+    config,
     events,
     history,
     job_control,
@@ -55,7 +56,8 @@ def _gpuctl(
         given["socket"] = socket
     if as_json:
         given["as_json"] = True
-    ctx.default_map = dict.fromkeys(COMMANDS, given)
+    of_config = dict.fromkeys(config.COMMANDS, given)
+    ctx.default_map = {**dict.fromkeys(COMMANDS, given), "config": of_config}
 
 
 COMMANDS = {
@@ -75,7 +77,6 @@ COMMANDS = {
         events.trace,
         history.history,
         history.report,
-        queries.config,
         administration.pause,
         administration.resume,
         administration.drain,
@@ -86,3 +87,4 @@ COMMANDS = {
 
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(config.config, name="config")

@@ -103,6 +103,14 @@ class MinimalClient:
         rows: list[dict[str, Any]] = self._channel.run(asked)["devices"]
         return rows
 
+    def set_setting(self, key: str, value: str) -> dict[str, Any]:
+        """Keep a setting in the daemon's file: see `gpud.wire.messages.SetSetting`."""
+        return self._channel.run(operations.set_setting(key, value))
+
+    def reload(self) -> dict[str, Any]:
+        """Have the daemon read its settings again: see `gpud.wire.messages.Reload`."""
+        return self._channel.run(operations.reload())
+
     def drain(self) -> dict[str, Any]:
         """End the daemon in order: "jobs" that are waited for, and "timeout_s"."""
         return self._channel.run(operations.drain())

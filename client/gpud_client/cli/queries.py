@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Mapping
 from fractions import Fraction
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpud.errors import ConnectionLost, GpudError
+from gpud.errors import ConnectionLost
 from gpud_client.cli import formatting
 from gpud_client.cli.exit_status import FAILED
 from gpud_client.cli.output import (
@@ -31,7 +30,6 @@ from gpud_client.cli.workloads import zone_lines
 __all__ = [
     "DEVICES",
     "JOBS",
-    "config",
     "doctor",
     "headline",
     "kernels",
@@ -195,44 +193,6 @@ def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         print_table(_CHECKS, checks, "the daemon reports no checks")
     if bad:
         raise typer.Exit(FAILED)
-
-
-_SETTINGS = (
-    Column("key", "setting"),
-    Column("value", "value", least=12, wraps=True),
-    Column("origin", "from", least=16, spare=1),
-)
-
-
-def config(
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SETTING]...", help="Only these; by default all."),
-    ] = None,
-    socket: SocketOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the settings that the daemon runs with, and where each comes from.
-
-    A single setting is shown by its value alone, as it can be written in the daemon's environment.
-    """
-    with connect(socket) as client:
-        rows = client.query("config").get("settings", [])
-    known = {row["key"]: row for row in rows}
-    for key in keys or ():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else "; gpuctl config lists them"
-            raise typer.BadParameter(f"there is no setting {key}{hint}")
-    chosen = [known[key] for key in keys] if keys else rows
-    if as_json:
-        emit({"settings": chosen})
-    elif keys and len(keys) == 1:
-        if not chosen[0].get("shown", True):
-            raise GpudError(f"{keys[0]} is shown to root and to the daemon's own user only")
-        say(chosen[0]["value"] or "")
-    else:
-        print_table(_SETTINGS, chosen, "the daemon reports no settings")
 
 
 # -- what others hold --------------------------------------------------------------------------

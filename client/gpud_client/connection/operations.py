@@ -15,7 +15,9 @@ from gpud.wire.messages import (
     Follow,
     Pause,
     Query,
+    Reload,
     Resize,
+    SetSetting,
     Why,
 )
 from gpud_client.connection.pending import Operation, Request
@@ -29,7 +31,9 @@ __all__ = [
     "follow",
     "pause",
     "query",
+    "reload",
     "resize",
+    "set_setting",
     "why",
 ]
 
@@ -107,6 +111,18 @@ def drain() -> Operation[dict[str, Any]]:
 def end_workload(workload: int) -> Operation[None]:
     """End a workload, and wait until its memory is cleared."""
     yield Request(lambda number: CloseWorkload(number, workload))
+
+
+def set_setting(key: str, value: str) -> Operation[dict[str, Any]]:
+    """Keep a setting in the daemon's file; see `gpud.wire.messages.SetSetting`."""
+    answer = yield Request(lambda number: SetSetting(number, key, value))
+    return _map(answer.value)
+
+
+def reload() -> Operation[dict[str, Any]]:
+    """Have the daemon read its settings again; see `gpud.wire.messages.Reload`."""
+    answer = yield Request(Reload)
+    return _map(answer.value)
 
 
 def follow() -> Operation[None]:

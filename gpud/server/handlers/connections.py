@@ -131,18 +131,7 @@ class Connections:
         """Open a session for a client that has sent ``hello``; return it and the reply."""
         state = self._state
         session = state.sessions.open(peer, hello.program, stream)
-        terms = state.users.news_of(session.user)
-        if terms is not None:
-            self._runner.feed(
-                ev.UserChanged(
-                    session.opened_ns,
-                    peer.uid,
-                    session.user.name,
-                    terms.weight or 1,
-                    terms.reserve,
-                    terms.hold,
-                )
-            )
+        self._runner.announce(session.user, session.opened_ns)
         self._runner.feed(ev.SessionOpened(session.opened_ns, session.number, peer.uid))
         user = user_name(peer.uid)
         state.records.add_event(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gpud import __version__
-from gpud.config import Config
 from gpud.server.handlers.answers import Steps
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.hosts.compile_pool import CompilePool
@@ -19,6 +18,7 @@ from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.file_descriptors import DescriptorBudget
 from gpud.server.state.access import user_name
+from gpud.server.state.shared import SharedState
 
 __all__ = ["Doctor"]
 
@@ -29,7 +29,7 @@ class Doctor:
     """Checks the daemon.
 
     Args:
-        config: the settings.
+        state: the settings in force.
         loop: the event loop.
         devices: by index.
         device_rows: makes rows about devices.
@@ -39,14 +39,14 @@ class Doctor:
 
     def __init__(
         self,
-        config: Config,
+        state: SharedState,
         loop: asyncio.AbstractEventLoop,
         devices: Devices,
         device_rows: DeviceRows,
         compiler: CompilePool,
         runner: Runner,
     ) -> None:
-        self._config = config
+        self._state = state
         self._loop = loop
         self._devices = devices
         self._device_rows = device_rows
@@ -86,7 +86,7 @@ class Doctor:
                 "open files",
                 f"{opened} of {most}",
                 "raise LimitNOFILE, or ulimit -n: they do not suffice for max_connections"
-                if DescriptorBudget(self._config.max_connections).remaining < 0
+                if DescriptorBudget(self._state.config.max_connections).remaining < 0
                 else "",
             ),
             _check("compiler", self._compiler.describe()),
@@ -104,10 +104,10 @@ class Doctor:
         return {"checks": checks}
 
     def _bounds_checks(self) -> tuple[str, str]:
-        if self._config.bounds_checks:
+        if self._state.config.bounds_checks:
             return "on", ""
         hint = "kernels can reach other sessions' memory; turn them on"
-        return f"off, by {self._config.origin('bounds_checks')}", hint
+        return f"off, by {self._state.config.origin('bounds_checks')}", hint
 
 
 def _check(name: str, detail: str, hint: str = "", problem: bool = False) -> dict[str, Any]:

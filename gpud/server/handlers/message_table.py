@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpud.server.handlers.administration import Administration
+from gpud.server.handlers.configuration import Configuration
 from gpud.server.handlers.connection import Handlers
 from gpud.server.handlers.followers import Followers
 from gpud.server.handlers.history import HistoryRequests
@@ -27,6 +28,7 @@ def message_table(
     history: HistoryRequests,
     administration: Administration,
     workloads: WorkloadRequests,
+    configuration: Configuration,
 ) -> Handlers:
     """Return the handlers by message; `Hello` has none, as it opens the session."""
     return {
@@ -55,4 +57,6 @@ def message_table(
         wm.EndIteration: workloads.end_iteration,
         wm.GrowWorkload: workloads.grow,
         wm.CloseWorkload: workloads.end,
+        wm.SetSetting: configuration.set,
+        wm.Reload: configuration.reload,
     }

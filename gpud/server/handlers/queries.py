@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpud import __version__
-from gpud.config import SETTINGS
 from gpud.core.memory.ledger import MemoryUsage
 from gpud.server.handlers.answers import Answers, Steps, items, latest, rows
+from gpud.server.handlers.configuration import Configuration
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.handlers.doctor import Doctor
 from gpud.server.handlers.job_rows import JobRows
@@ -33,7 +33,6 @@ from gpud.wire import messages as wm
 __all__ = ["Queries"]
 
 _MOST_JOBS = 4096  # in one answer
-_OF_USERS = ("users", "groups")
 
 
 class Queries:
@@ -48,6 +47,7 @@ class Queries:
         doctor: checks the daemon.
         answers: builds large answers in slices.
         others: sums of what users hold whose rows are not shown.
+        configuration: shows the settings.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Queries:
         doctor: Doctor,
         answers: Answers,
         others: Others,
+        configuration: Configuration,
     ) -> None:
         self._state = state
         self._devices = devices
@@ -77,7 +78,7 @@ class Queries:
             "events": self._events,
             "trace": self._trace,
             "doctor": lambda session, limit: doctor.checks(),
-            "config": self._config,
+            "config": lambda session, limit: configuration.query(session),
         }
 
     def query(self, session: Session, message: wm.Query) -> None:
@@ -198,21 +199,6 @@ class Queries:
         yield
         seen = workloads.rows(session.peer)
         return {"workloads": seen[-limit:] if limit else seen, "devices": workloads.zones()}
-
-    def _config(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
-        """The settings with their origins; what is said of users only to who manages them all."""
-        config = self._state.config
-        manages = may_manage(session.peer, -1)
-        yield
-        settings = []
-        for setting in SETTINGS:
-            value = getattr(config, setting.name)
-            shown = manages or setting.key not in _OF_USERS
-            text = None if value is None or not shown else setting.type.to_text(value)
-            origin = config.origin(setting.key)
-            row = {"key": setting.key, "value": text, "origin": origin, "shown": shown}
-            settings.append({**row, "meaning": setting.meaning})
-        return {"settings": settings}
 
     def _history(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         jobs = yield from latest(list(self._state.records.ended), limit, _seen_by(session))

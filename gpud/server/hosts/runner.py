@@ -33,6 +33,7 @@ from gpud.server.hosts.devices import Devices
 from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.modules import Module
+from gpud.server.state.quota import User
 from gpud.server.state.shared import SharedState
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.server.state.symbolizer import symbolized
@@ -75,6 +76,7 @@ class Runner:
         self._loop = loop
         self._jobs = state.jobs
         self._sessions = state.sessions
+        self._users = state.users
         self._modules = state.modules
         self._arenas = state.arenas
         self._workloads = state.workloads
@@ -160,6 +162,15 @@ class Runner:
         self._next_resize += 1
         self._resizes[ticket] = on_resized
         self.feed(ev.ResizeRequested(time.monotonic_ns(), ticket, job, reservation, quota))
+
+    def announce(self, user: User, now_ns: int) -> None:
+        """Tell the scheduler what a user may have, if that is news."""
+        terms = self._users.news_of(user)
+        if terms is not None:
+            weight = terms.weight or 1
+            self.feed(
+                ev.UserChanged(now_ns, user.uid, user.name, weight, terms.reserve, terms.hold)
+            )
 
     def cancel(self, job: SubmittedJob) -> None:
         """Cancel a job."""

@@ -27,16 +27,19 @@ class Others:
         scheduler: has the accounts.
         arenas: the memory of sessions' arrays.
         names: whether users are named.
+
+    Attributes:
+        names: may be changed.
     """
 
     def __init__(self, scheduler: Scheduler, arenas: Arenas, *, names: bool) -> None:
         self._scheduler = scheduler
         self._arenas = arenas
-        self._names = names
+        self.names = names
 
     def job_of(self, uid: int) -> str:
         """Return how a job of another user's is called."""
-        return f"a job of {user_name(uid)}'s" if self._names else "another user's job"
+        return f"a job of {user_name(uid)}'s" if self.names else "another user's job"
 
     def rows(self, peer: Peer) -> list[dict[str, Any]]:
         """Return what those whose jobs ``peer`` may not see hold, by device and user."""
@@ -45,7 +48,7 @@ class Others:
         def add(device: int, uid: int, amounts: Iterable[int]) -> None:
             if may_manage(peer, uid) or not any(amounts):
                 return
-            key = (device, uid if self._names else None)
+            key = (device, uid if self.names else None)
             sums[key] = [a + b for a, b in zip(sums.get(key, (0, 0, 0)), amounts, strict=True)]
 
         for index, device in self._scheduler.devices.items():

@@ -132,14 +132,19 @@ class User:
     )  # fmt: skip
 
     def __init__(self, uid: int, config: Config) -> None:
-        self._config = config
         self.uid = uid
         self.connections = 0
         self.sessions = 0
         self.jobs = 0
         self.name = user_name(uid)
-        self.terms = terms_of(config, uid)
         self.host_memory = Quota(config.user_host_memory, "user_host_memory", "user")
+        self.change_config(config)
+
+    def change_config(self, config: Config) -> None:
+        """Apply other settings; what is there already stays."""
+        self._config = config
+        self.terms = terms_of(config, self.uid)
+        self.host_memory.limit_bytes = config.user_host_memory
 
     def session_quota(self) -> Quota:
         """Return a quota for a new session of this user."""
@@ -207,6 +212,16 @@ class Users:
         if user is None:
             user = self._users[uid] = User(uid, self._config)
         return user
+
+    def change_config(self, config: Config) -> None:
+        """Apply other settings to every user."""
+        self._config = config
+        for user in self._users.values():
+            user.change_config(config)
+
+    def all(self) -> list[User]:
+        """Return every user."""
+        return list(self._users.values())
 
     def news_of(self, user: User) -> UserTerms | None:
         """Return a user's terms if the scheduler was not told them yet; they count as told then."""

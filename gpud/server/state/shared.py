@@ -23,7 +23,8 @@ class SharedState:
     """The daemon's data.
 
     Attributes:
-        config: the settings.
+        config: the settings that are in force.
+        next_config: those that were read last; they differ where a restart is needed.
         started_ns: when the daemon was started, monotonic.
         descriptors: how the open files are used.
         records: the history of events, allocations and jobs.
@@ -37,7 +38,7 @@ class SharedState:
     """
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
-        self.config = config
+        self.config = self.next_config = config
         self.started_ns = time.monotonic_ns()
         self.descriptors = DescriptorBudget()
         self.records = Records(
@@ -50,3 +51,8 @@ class SharedState:
         self.jobs = ActiveJobs()
         self.history = JobHistory(self.records, config, loop)
         self.sessions = Sessions(self.users, self.arenas, self.history, config.max_jobs_per_session)
+
+    def change_config(self, config: Config) -> None:
+        """Put other settings in force, as far as they are for what this has."""
+        self.config = config
+        self.users.change_config(config)

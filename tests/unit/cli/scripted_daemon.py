@@ -27,7 +27,9 @@ from gpud.wire.messages import (
     Hello,
     Pause,
     Query,
+    Reload,
     Resize,
+    SetSetting,
     Welcome,
     Why,
 )
@@ -55,6 +57,10 @@ ENDED = {
     **RUNNING, "id": "2.5", "state": "failed", "allocation": "0",
     "error": {"code": "job-timeout", "message": "the job was ended", "fields": {}},
 }  # fmt: skip
+LIVE = {"key": "grace", "value": "3 s", "origin": "--grace", "next": None, "next_origin": None,
+        "live": True, "shown": True, "meaning": "..."}  # fmt: skip
+RESTART = {"key": "policy", "value": "arrival", "origin": "the default", "next": "equal",
+           "next_origin": "/etc/gpud/gpud.toml:3", "live": False, "shown": True}  # fmt: skip
 ANSWERS: dict[str, dict[str, Any]] = {
     "status": STATUS,
     "jobs": {"jobs": [RUNNING, WAITING]},
@@ -69,7 +75,9 @@ ANSWERS: dict[str, dict[str, Any]] = {
                            "error": {"code": "kernel-trap", "message": "a trap", "fields": {}}}]},
     "trace": {"traceEvents": [{"ph": "C", "ts": 1.0, "name": "allocation", "args": {"3.17": 1}}]},
     "config": {"settings": [
-        {"key": "grace", "value": "2 s", "origin": "the default", "shown": True, "meaning": "..."},
+        {"key": "grace", "value": "2 s", "origin": "the default", "shown": True, "meaning": "...",
+         "live": True, "next": None},
+        RESTART,
         {"key": "users", "value": None, "origin": "gpud.toml:3", "shown": False, "meaning": "."},
     ]},
     "doctor": {"checks": [{"name": "daemon", "state": "ok", "detail": "gpud 0.1.0", "hint": ""}]},
@@ -125,6 +133,9 @@ class Peer:
                 paused = {"by": "alice", "since": "2026-11-23 14:02", "now": message.now}
                 row = {"index": 0, "spec": "cpu:8", "paused": paused if message.on else None}
                 yield Answer(message.request, {"devices": [{**row, "waiting": 2, "running": 1}]})
+            case Reload() | SetSetting():
+                found = {"file": "/etc/gpud/gpud.toml", "changed": [LIVE], "restart": [RESTART]}
+                yield Answer(message.request, {**found, "set": LIVE})
             case Drain():
                 yield Answer(message.request, {"jobs": 3, "timeout_s": 30.0})
             case Resize():

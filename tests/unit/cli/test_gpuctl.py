@@ -21,7 +21,7 @@ import pytest
 import typer
 
 from gpud.errors import Draining, LimitExceeded
-from gpud.wire.messages import AskHistory, Cancel, Compile, Follow, Query, Resize
+from gpud.wire.messages import AskHistory, Cancel, Compile, Follow, Query, Resize, SetSetting
 from gpud_client.cli import main
 from gpud_client.cli import queries as looking
 from gpud_client.cli.app import app
@@ -231,18 +231,36 @@ def test_why_prints_the_daemons_sentences(peer: Peer, capsys: pytest.CaptureFixt
 
 
 def test_config_shows_all_settings_or_one(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config"]) == DONE
+    assert main(["config", "show"]) == DONE
     out = capsys.readouterr().out
-    assert "grace" in out
-    assert "gpud.toml:3" in out
-    assert main(["config", "grace"]) == DONE
+    assert re.search(r"grace +2 s +the default", out)
+    assert re.search(r"policy +arrival +the default +equal +restart", out)
+    assert main(["config", "get", "grace"]) == DONE
     assert capsys.readouterr().out == "2 s\n"
-    assert main(["config", "users"]) == FAILED
-    assert "shown to root" in capsys.readouterr().err
-    assert main(["config", "grcae"]) == USAGE
+    assert main(["config", "get", "users"]) == FAILED
+    assert "root and to the daemon's own user" in capsys.readouterr().err
+    assert main(["config", "get", "grcae"]) == USAGE
     assert "did you mean grace?" in capsys.readouterr().err
-    assert main(["config", "grace", "--json"]) == DONE
-    assert json.loads(capsys.readouterr().out)["settings"][0]["origin"] == "the default"
+    for given in (["--json", "config", "get", "grace"], ["config", "get", "grace", "--json"]):
+        assert main(given) == DONE
+        assert json.loads(capsys.readouterr().out)["value"] == "2 s"
+
+
+def test_config_says_what_a_change_does(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "set", "grace", "3 s"]) == DONE
+    assert capsys.readouterr().out.splitlines() == [
+        "grace is kept in /etc/gpud/gpud.toml",
+        "but --grace says 3 s, and counts before the file",
+        "grace is 3 s now",
+        "policy is equal after a restart, and arrival until then",
+    ]
+    (asked,) = peer.asked_for(SetSetting)
+    assert asked[1:] == ("grace", "3 s")
+    assert main(["config", "set", "grcae", "3 s"]) == USAGE
+    assert len(peer.asked_for(SetSetting)) == 1
+    capsys.readouterr()
+    assert main(["config", "reload"]) == DONE
+    assert capsys.readouterr().out.startswith("grace is 3 s now\npolicy is equal after")
 
 
 OTHERS = [

@@ -54,6 +54,7 @@ def test_the_service_drains_and_says_when_it_is_ready(kind: str) -> None:
     drain_s = Config().drain_timeout_ns / 1e9
     assert int(value(unit, "Service", "TimeoutStopSec")) > drain_s
     assert value(unit, "Unit", "Requires") == "gpud.socket"
+    assert value(unit, "Service", "ExecReload") == "/bin/kill -HUP $MAINPID"
     # Its command is one that gpud has: the arguments behind the program parse up to --help.
     program, *arguments = value(unit, "Service", "ExecStart").split()
     assert Path(program).name == "gpud"
