@@ -84,7 +84,12 @@ def _nothing(args: Args) -> dict[int | str, Any]:
 
 
 def _refuse(
-    name: str, source: str, buffers: tuple[int, ...], word: str, form: ExpectedForm = "rejected"
+    name: str,
+    source: str,
+    buffers: tuple[int, ...],
+    word: str,
+    form: ExpectedForm = "rejected",
+    arch: str = "compute_75",
 ) -> None:
     CASES.cuda(
         name,
@@ -96,6 +101,7 @@ def _refuse(
         forms="",
         expected_form=form,
         rejection=word,
+        arch=arch,
     )(_nothing)
 
 
@@ -105,7 +111,7 @@ _refuse("reads_texture", kernel("reads_texture", ("u64 image", "u64 out"), _TEXT
 _refuse("writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,), "texture")
 # Refused by devices without asynchronous tensor cores only.
 _refuse("matrix_unit", kernel("matrix_unit", ("u64 out",), _WGMMA_BODY, arch="compute_90a"), (1,),
-        "tensor-core", "persistent")  # fmt: skip
+        "tensor-core", "persistent", "compute_90a")  # fmt: skip
 _refuse("launches_from_device", _DEVICE_LAUNCH, (64,), "unresolved-external")
 _refuse("calls_missing", kernel("calls_missing", ("u64 out",), _MISSING_BODY,
                                 declarations=_EXTERNAL), (64,), "unresolved-external")  # fmt: skip

@@ -10,8 +10,8 @@ was not the aim.
 Rounding: integers are exact and wrap, or saturate once at the end. Products of f16, bf16, tf32 and
 eight-bit floats are exact; they are added in double precision, C first and then by k, and the sum
 is rounded once, to nearest even. The ISA asks for at least single precision and leaves the order
-open; a GPU's results may differ in the last places. f64 is one ``fma`` after the other in the order of k.
-NaNs are canonical. Of tf32 the low 13 bits are ignored.
+open; a GPU's results may differ in the last places. f64 is one ``fma`` after the other in the order
+of k. NaNs are canonical. Of tf32 the low 13 bits are ignored.
 
 Source: PTX ISA 9.0, sections 9.7.14.4 and 9.7.14.5.
 """
