@@ -322,10 +322,10 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         this = weakref.WeakMethod(self._resume)
 
         def resume_it(why: GpudError) -> Operation[None]:
-            found = this()
-            if found is None:  # nobody holds the session any more
+            resume = this()
+            if resume is None:  # nobody holds the session any more
                 raise why
-            return found(why)
+            return resume(why)
 
         self._channel.resume_with(resume_it)
 

@@ -55,14 +55,14 @@ class Check(NamedTuple):
 
 def run_checks() -> list[Check]:
     """Run all checks, in the order of `CHECKS`. Blocks for up to a second."""
-    found = []
+    checks = []
     for name, look in CHECKS.items():
         try:
-            found.append(look()._replace(name=name))
+            checks.append(look()._replace(name=name))
         except Exception as error:  # noqa: BLE001  (one check must not hide the others)
             what = f"the check itself failed: {type(error).__name__}: {error}"
-            found.append(Check(name, "missing", what))
-    return found
+            checks.append(Check(name, "missing", what))
+    return checks
 
 
 def can_run(checks: list[Check]) -> bool:
@@ -109,11 +109,11 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in Path("/proc/meminfo").read_text("ascii").splitlines():
         key, _, rest = line.partition(":")
-        found[key] = int(rest.split()[0]) << 10
-    free, whole = found["MemAvailable"], found["MemTotal"]
+        sizes[key] = int(rest.split()[0]) << 10
+    free, whole = sizes["MemAvailable"], sizes["MemTotal"]
     limit = _cgroup("memory.max")
     if limit.isdigit() and int(limit) < whole:
         whole = int(limit)
@@ -154,13 +154,13 @@ def _descriptors() -> Check:
 
 
 def _libraries() -> Check:
-    found = []
+    packages = []
     for name, extra in _REQUIRED:
         version = _version(name)
         if version is None:
             return _problem(f"{name} is not installed", pip_command(extra))
-        found.append(f"{name} {version}")
-    return _ok(", ".join(found))
+        packages.append(f"{name} {version}")
+    return _ok(", ".join(packages))
 
 
 def _llvm() -> Check:
@@ -280,10 +280,10 @@ def _configuration() -> Check:
     from gpud import config
 
     try:
-        found = config.load({})
+        settings = config.load({})
     except (GpudError, OSError) as error:
         return _problem(str(error), "change that setting")
-    return _ok(f"socket {found.socket}")
+    return _ok(f"socket {settings.socket}")
 
 
 def _socket_folder() -> Check:
@@ -297,28 +297,28 @@ def _socket_folder() -> Check:
 
 def _daemon() -> Check:
     path = _socket_path()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
-        found.settimeout(2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(2)
         try:
-            found.connect(str(path))
+            connection.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return _draining_daemon(path) or _missing(f"none runs at {path}", "gpud serve")
         except OSError as error:
             return _missing(f"{path}: {error.strerror}", "ask whoever runs it for access")
-        peer = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, _ = struct.unpack("3i", peer)
     return _ok(f"runs at {path}, pid {pid}, user {uid}", "gpuctl status")
 
 
 def _draining_daemon(path: Path) -> Check | None:
     """Look whether a daemon is there that drains; None if there is none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
-        found.settimeout(2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(2)
         try:
-            found.connect(str(draining_path(path)))
+            connection.connect(str(draining_path(path)))
         except OSError:
             return None
-        peer = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, _, _ = struct.unpack("3i", peer)
     return _ok(
         f"the one at {path}, pid {pid}, is draining: it waits for its jobs and takes no others",

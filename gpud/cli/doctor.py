@@ -49,18 +49,18 @@ def _show(checks: Sequence[Check], runs: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("what", "", "found, and what to do"):
-        found.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold")
     for check in checks:
         detail = Text(check.detail)
         if check.hint:
             detail.append(f"\n-> {check.hint}", style="bold")
-        found.add_row(Text(check.name), Text(check.state, style=_STYLES[check.state]), detail)
+        table.add_row(Text(check.name), Text(check.state, style=_STYLES[check.state]), detail)
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    console.print(found)
+    console.print(table)
     problems = [check.name for check in checks if check.state == "problem"]
     verdict = "gpud can run here" if runs else f"gpud cannot run here: see {', '.join(problems)}"
     console.print(verdict)

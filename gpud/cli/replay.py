@@ -87,16 +87,16 @@ def replay(
         if policy is None and not step.agrees:
             differs = step
             break
-    found = {
+    figures = {
         "events": dict(sorted(events.items())),
         "commands": dict(sorted(commands.items())),
         "seconds": time.perf_counter() - began,
         "differs_at_line": None if differs is None else differs.line,
     }
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(figures) + "\n")
     else:
-        _summarize(found, compared=policy is None)
+        _summarize(figures, compared=policy is None)
         if explained is not None:
             said = explained.lines or ["the log has no such job"]
             sys.stdout.write("\n".join([f"job {why}:", *(f"  {line}" for line in said)]) + "\n")
@@ -143,17 +143,17 @@ def _show(step: Step) -> None:
         sys.stdout.write(f"    {command}\n")
 
 
-def _summarize(found: dict[str, Any], *, compared: bool) -> None:
-    events, commands = sum(found["events"].values()), sum(found["commands"].values())
-    each = found["seconds"] / events * 1e6 if events else 0
+def _summarize(figures: dict[str, Any], *, compared: bool) -> None:
+    events, commands = sum(figures["events"].values()), sum(figures["commands"].values())
+    each = figures["seconds"] / events * 1e6 if events else 0
     for name in ("events", "commands"):
-        counts = ", ".join(f"{number} {kind}" for kind, number in found[name].items())
+        counts = ", ".join(f"{number} {kind}" for kind, number in figures[name].items())
         sys.stdout.write(f"{name}: {counts or 'none'}\n")
     verdict = "not compared: another policy"
     if compared:
-        same = found["differs_at_line"] is None
+        same = figures["differs_at_line"] is None
         verdict = "the commands are those of the log" if same else "the commands differ"
     sys.stdout.write(
-        f"{events} events, {commands} commands, {found['seconds']:.3f} s "
+        f"{events} events, {commands} commands, {figures['seconds']:.3f} s "
         f"({each:.0f} us an event): {verdict}\n"
     )

@@ -29,16 +29,16 @@ def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
     Settings without a flag are taken from the environment (GPUD_...), then from the file.
     """
     _check_flags(settings)
-    found = load(settings, file=config)
+    loaded = load(settings, file=config)
     parent = os.getppid()
     if exit_with_parent:
         _follow(parent)
     from gpud.server.daemon import run
 
-    status = run(found)
+    status = run(loaded)
     if exit_with_parent and os.getppid() != parent:
         with suppress(OSError):  # not empty
-            found.socket.parent.rmdir()  # the parent created it, and has ended without removing it
+            loaded.socket.parent.rmdir()  # the parent created it, and has ended without removing it
     raise typer.Exit(status)
 
 

@@ -35,14 +35,14 @@ def is_plain(name: str) -> bool:
 
 def plain_names(entries: Collection[str]) -> dict[str, str]:
     """Return the PTX name by each name in the source that only one of ``entries`` has."""
-    found: dict[str, dict[str, None]] = {}
+    named: dict[str, dict[str, None]] = {}
     for entry in entries:
         parts = _parts(entry) if is_mangled(entry) else []
         for first in {0, len(parts) - 1} if parts else ():
-            found.setdefault("::".join(parts[first:]), {})[entry] = None
+            named.setdefault("::".join(parts[first:]), {})[entry] = None
     return {
         plain: next(iter(names))
-        for plain, names in sorted(found.items())
+        for plain, names in sorted(named.items())
         if len(names) == 1 and plain not in entries
     }
 

@@ -77,14 +77,14 @@ def _path(sources: Sources) -> Path | None:
 
 def _loaded(sources: Sources, text: str) -> Config:
     flags, environ = sources.flags, sources.environ
-    found: dict[str, tuple[Any, str]] = {}
+    chosen: dict[str, tuple[Any, str]] = {}
     of_file = _from_text(text, file_to_write(sources))
     for source in (of_file, _from_environ(environ), _from_flags(flags)):
-        found |= {name: (value, origin) for name, value, origin in source}
-    if "socket" not in found:
-        found["socket"] = (default_socket_path(environ), "the default")
-    values = {name: value for name, (value, _) in found.items()}
-    origins = MappingProxyType({name: origin for name, (_, origin) in found.items()})
+        chosen |= {name: (value, origin) for name, value, origin in source}
+    if "socket" not in chosen:
+        chosen["socket"] = (default_socket_path(environ), "the default")
+    values = {name: value for name, (value, _) in chosen.items()}
+    origins = MappingProxyType({name: origin for name, (_, origin) in chosen.items()})
     return Config(**values, origins=origins, sources=sources)
 
 

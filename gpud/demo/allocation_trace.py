@@ -92,25 +92,25 @@ def trace_problems(trace: Mapping[str, Any]) -> list[str]:
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not events:
         return ["there is no list `traceEvents`, or it is empty"]
-    found = []
+    problems = []
     for number, event in enumerate(events):
         phase = event.get("ph") if isinstance(event, dict) else None
         if not isinstance(phase, str) or phase not in _PHASES:
-            found.append(f"event {number} has no known phase `ph`: {event!r:.80}")
+            problems.append(f"event {number} has no known phase `ph`: {event!r:.80}")
             continue
         needed = (*_REQUIRED.get(phase, ("name", "ts")), "pid")
         if missing := [name for name in needed if name not in event]:
-            found.append(f"event {number} ({phase}) lacks {', '.join(missing)}")
+            problems.append(f"event {number} ({phase}) lacks {', '.join(missing)}")
         for name in ("ts", "dur"):
             value = event.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                found.append(f"event {number}: {name} is {value!r}, not a time in microseconds")
+                problems.append(f"event {number}: {name} is {value!r}, not a time in microseconds")
         if phase == "C" and not all(
             isinstance(value, int | float) for value in event.get("args", {}).values()
         ):
-            found.append(f"event {number}: a counter has values that are no numbers")
+            problems.append(f"event {number}: a counter has values that are no numbers")
     try:
         json.dumps(trace, allow_nan=False)
     except (TypeError, ValueError) as error:
-        found.append(f"the trace is no JSON: {error}")
-    return found
+        problems.append(f"the trace is no JSON: {error}")
+    return problems

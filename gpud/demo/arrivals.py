@@ -19,9 +19,9 @@ def poisson(per_second: float, seconds: float, seed: int) -> list[float]:
     if not (per_second > 0 and seconds > 0):
         raise ValueError(f"{per_second} requests per second for {seconds} s is no process")
     rng = random.Random(seed)  # noqa: S311 - a workload, not secrets
-    found = []
+    times = []
     at = rng.expovariate(per_second)
     while at < seconds:
-        found.append(at)
+        times.append(at)
         at += rng.expovariate(per_second)
-    return found
+    return times

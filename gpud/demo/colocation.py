@@ -141,18 +141,18 @@ class Experiment:
             window.jobs[client.name] = client.jobs
         window.busy = sum(window.answers.run_s) / seconds
         self._online.check()
-        for found in (self._online.problems, *(client.problems for client in clients)):
-            window.problems += found
-            found.clear()
+        for problems in (self._online.problems, *(client.problems for client in clients)):
+            window.problems += problems
+            problems.clear()
         return window
 
 
 def _counts(clients: Sequence[OfflineClient]) -> list[tuple[float, int]]:
-    found = []
+    samples = []
     for client in clients:
         done = client.task_blocks_done()
-        found.append((time.monotonic(), done))
-    return found
+        samples.append((time.monotonic(), done))
+    return samples
 
 
 @contextmanager

@@ -109,12 +109,12 @@ def interval_of_r99(together: Sequence[float], alone: Sequence[float]) -> Interv
         raise ValueError(f"{count} requests together and {len(alone)} alone are no pairs")
     rng = random.Random(1)  # noqa: S311 - statistics, not secrets
     run = min(_RUN, count)
-    found = []
+    ratios = []
     for _ in range(400):
         picked: list[int] = []
         while len(picked) < count:
             first = rng.randrange(count - run + 1)
             picked.extend(range(first, first + run))
         del picked[count:]
-        found.append(r99([together[i] for i in picked], [alone[i] for i in picked]))
-    return percentile(found, 5), percentile(found, 95)
+        ratios.append(r99([together[i] for i in picked], [alone[i] for i in picked]))
+    return percentile(ratios, 5), percentile(ratios, 95)

@@ -128,8 +128,8 @@ class OfflineClient:
         if self._thread is not None:
             self._thread.join()
         runs = self._arguments[-1].numpy()
-        if found := runs_wrong(runs, self._ended):
-            self.problems.append(f"{self.name}: after {self._ended} jobs, {found}")
+        if problem := runs_wrong(runs, self._ended):
+            self.problems.append(f"{self.name}: after {self._ended} jobs, {problem}")
 
     def run_once(self) -> None:
         """Run one job, from submission to the check of its result.
@@ -150,13 +150,13 @@ class OfflineClient:
             self._ended += 1
         result = output.numpy()
         if self._first is None:
-            found = self._problem.wrong(result)
+            problem = self._problem.wrong(result)
             self._first = result.copy()
         else:
             same = np.array_equal(result.view(np.uint8), self._first.view(np.uint8))
-            found = "" if same else "the bytes are not those of the first job"
-        if found:
-            self.problems.append(f"{self.name}, job {self._ended}: {found}")
+            problem = "" if same else "the bytes are not those of the first job"
+        if problem:
+            self.problems.append(f"{self.name}, job {self._ended}: {problem}")
 
     def _work(self) -> None:
         try:

@@ -146,13 +146,13 @@ class OnlineClient:
         slot.answered += 1
         first = self._first[which]
         if first is None:
-            found = self._network.wrong(which, slot.output)
+            problem = self._network.wrong(which, slot.output)
             self._first[which] = slot.output.tobytes()
         else:
             same = slot.output.tobytes() == first
-            found = "" if same else "the bytes are not those of the first answer"
-        if found:
-            self.problems.append(f"request {number}: {found}")
+            problem = "" if same else "the bytes are not those of the first answer"
+        if problem:
+            self.problems.append(f"request {number}: {problem}")
         return float(job.stats["run_s"])
 
 

@@ -111,14 +111,14 @@ class NvmlReader:
 
         NVIDIA's document "Xid Errors" explains the codes.
         """
-        found: list[int] = []
-        while self._events is not None and len(found) < _MOST_EVENTS:
+        xids: list[int] = []
+        while self._events is not None and len(xids) < _MOST_EVENTS:
             # With a timeout of 0, NVML fails with a timeout error when there is no event.
             event = self._ask(self._nvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
-            found.append(int(event.eventData))
-        return found
+            xids.append(int(event.eventData))
+        return xids
 
     def close(self) -> None:
         """End the use of NVML."""

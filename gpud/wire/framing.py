@@ -96,8 +96,8 @@ class FrameDecoder:
             # Through a view: a slice of the bytearray would be copied twice. The view must be
             # released before the yield, because a buffer with a view on it cannot grow.
             with memoryview(buffer) as view:
-                found = bytes(view[body:end])
-            yield found
+                frame = bytes(view[body:end])
+            yield frame
 
     def _check(self) -> None:
         if self._broken is not None:

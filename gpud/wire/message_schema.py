@@ -170,10 +170,10 @@ def _fields(cls: type[Any]) -> Iterable[Field]:
     hints = get_type_hints(cls, include_extras=True)
     defaults: dict[str, Any] = cls._field_defaults
     for name in cls._fields:
-        found = [one for one in get_args(hints[name])[1:] if isinstance(one, FieldType)]
+        types = [one for one in get_args(hints[name])[1:] if isinstance(one, FieldType)]
         texts = [one for one in get_args(hints[name])[1:] if isinstance(one, str)]
-        assert len(found) == len(texts) == 1, (
+        assert len(types) == len(texts) == 1, (
             f"{cls.__name__}.{name} needs a field type and a meaning"
         )
         has_default = name in defaults
-        yield Field(name, found[0], texts[0], has_default, defaults.get(name))
+        yield Field(name, types[0], texts[0], has_default, defaults.get(name))

@@ -210,16 +210,16 @@ class MessageTable:
         try:
             if len(data) > _LARGE_BYTES:
                 self._walk_records(data, schema, most)
-            found = _unpack(data, SPARE_ITEMS * max(most, len(schema.fields)))
+            rows = _unpack(data, SPARE_ITEMS * max(most, len(schema.fields)))
         except FrameError as error:
             raise ProtocolError(f"no array of {cls.__name__}: {error}") from error
-        if type(found) is not list or not least <= len(found) <= most:
+        if type(rows) is not list or not least <= len(rows) <= most:
             raise ProtocolError(
-                f"an array of {least} to {most} {cls.__name__} is expected, not {shown(found)}"
+                f"an array of {least} to {most} {cls.__name__} is expected, not {shown(rows)}"
             )
         build = schema.build
         return tuple(
-            [build(one) if type(one) is list else self.decode_record(cls, one) for one in found]
+            [build(one) if type(one) is list else self.decode_record(cls, one) for one in rows]
         )
 
     def _unknown(self, code: Any, values: Sequence[Any]) -> ProtocolError:
@@ -244,10 +244,10 @@ class MessageTable:
     def _limit(self, sender: Sender) -> int:
         """Return the longest array to unpack in a message whose code is not known yet."""
         if sender not in self._most_items:
-            found = [
+            counts = [
                 self.schema(cls).most_items for cls, by in self._senders.items() if by is sender
             ]
-            self._most_items[sender] = max(found, default=SPARE_ITEMS)
+            self._most_items[sender] = max(counts, default=SPARE_ITEMS)
         return self._most_items[sender]
 
     def _walk(self, body: bytes | memoryview, schema: MessageSchema | None) -> None:

@@ -74,14 +74,14 @@ def check_fallback_folder(path: str | os.PathLike[str]) -> None:
     if folder != Path(f"/tmp/gpud-{user}"):  # noqa: S108
         return
     try:
-        found = folder.lstat()
+        about = folder.lstat()
     except OSError:
         return  # connecting to it, or creating it, reports the error
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(about.st_mode):
         problem = "is no folder"
-    elif found.st_uid != user:
+    elif about.st_uid != user:
         problem = "belongs to another user"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = "can be written to by others"
     else:
         return

@@ -148,10 +148,12 @@ def _compile(modules: Sequence[Compiled]) -> Operation[list[int]]:
         numbers.append(int(answer.module))
         for (kernel, block, shared), was in list(module.measured.items()):
             killable = (kernel, block, shared) in module.killable
-            found = yield Request(_measuring(int(answer.module), kernel, block, shared, killable))
-            module.measured[kernel, block, shared] = int(found.occupancy), str(found.form)
-            if (int(found.occupancy), str(found.form)) != was:
-                _LOG.warning("a kernel has M %d now, which was %d", found.occupancy, was[0])
+            measured = yield Request(
+                _measuring(int(answer.module), kernel, block, shared, killable)
+            )
+            module.measured[kernel, block, shared] = int(measured.occupancy), str(measured.form)
+            if (int(measured.occupancy), str(measured.form)) != was:
+                _LOG.warning("a kernel has M %d now, which was %d", measured.occupancy, was[0])
     return numbers
 
 

@@ -228,8 +228,10 @@ def _evict_failures(cache: Cache | None) -> None:
     if cache is None:
         return
     with suppress(OSError):
-        found = sorted((cache.folder / "failures").iterdir(), key=lambda path: path.stat().st_mtime)
-        for folder in found[:-_MOST_FAILURES]:
+        folders = sorted(
+            (cache.folder / "failures").iterdir(), key=lambda path: path.stat().st_mtime
+        )
+        for folder in folders[:-_MOST_FAILURES]:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -100,12 +100,12 @@ def _macros_for_spaces(text: str, options: Sequence[str]) -> frozenset[str]:
         if token.kind == "directive" and (match := _DEFINE.match(token.text)):
             texts[match[1]] = texts.get(match[1], "") + match[2]
     words = {name: frozenset(re.findall(r"\w+", value)) for name, value in texts.items()}
-    found = set(_SPACES)
-    while more := [n for n, used in words.items() if n not in found and used & found]:
-        found.update(more)
+    spaces = set(_SPACES)
+    while more := [n for n, used in words.items() if n not in spaces and used & spaces]:
+        spaces.update(more)
     unknown = re.findall(r"\b_*[A-Z][A-Z0-9_]*\b", text)
-    found |= {n for n in unknown if n not in texts and _NAMED_LIKE_A_SPACE.search(n)}
-    return frozenset(found)
+    spaces |= {n for n in unknown if n not in texts and _NAMED_LIKE_A_SPACE.search(n)}
+    return frozenset(spaces)
 
 
 class _Head(NamedTuple):

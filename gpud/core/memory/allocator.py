@@ -117,13 +117,13 @@ class ArenaAllocator:
         Returns:
             Their addresses and bytes in whole pages, to be passed to `release`.
         """
-        found = []
+        settled = []
         while self.waiting and (oldest_job is None or self.waiting[0][0] < oldest_job):
             _, address, asked = self.waiting.popleft()
             size = whole_pages(asked)
             self.waiting_bytes -= size
-            found.append((address, size))
-        return found
+            settled.append((address, size))
+        return settled
 
     def release(self, address: Address, size: int) -> None:
         """Make ``size`` bytes in whole pages a hole, merged with adjacent holes."""

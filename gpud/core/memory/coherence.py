@@ -150,10 +150,10 @@ class CoherenceTracker:
         state = self._sessions.get(session)
         if state is None or not state.lost:
             return None
-        found = {address: state.arrays[address] for address in state.lost}
+        lost = {address: state.arrays[address] for address in state.lost}
         usable = [
             (address, one)
-            for address, one in found.items()
+            for address, one in lost.items()
             if one.last_job is None or number <= one.last_job
         ]
         if not usable:
@@ -236,7 +236,7 @@ class CoherenceTracker:
         Returns:
             (session, arrays, bytes) newly lost, for each session that has lost any.
         """
-        found = []
+        losses = []
         for session, state in self._sessions.items():
             state.running = 0
             going = [
@@ -247,8 +247,8 @@ class CoherenceTracker:
             for address in going:
                 self.mark_lost(session, address, reason)
             if going:
-                found.append((session, len(going), sum(state.arrays[at].bytes for at in going)))
-        return found
+                losses.append((session, len(going), sum(state.arrays[at].bytes for at in going)))
+        return losses
 
     def _array(self, session: SessionId, address: int) -> _Array:
         state = self._sessions.get(session)

@@ -322,13 +322,13 @@ class Ledger:
             oldest_job: the lowest number of its unfinished jobs; None if all have ended.
         """
         self._user(session)
-        found = []
+        ranges = []
         for device in range(len(self._used)):
             allocator = self._arenas.get((session, device))
             if allocator is not None and allocator.waiting:
                 settled = allocator.reclaim(oldest_job)
-                found += [self._give_back(allocator, address, size) for address, size in settled]
-        return found
+                ranges += [self._give_back(allocator, address, size) for address, size in settled]
+        return ranges
 
     # -- queries
 

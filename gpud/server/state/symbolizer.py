@@ -73,10 +73,14 @@ def _reworded(
         array = nearest_array(job.session, job.device, error.address)
         if array is not None:
             fields["array"], fields["distance"] = array, _distance(error.address, *array)
-    found = type(error)(**fields)
-    if program is not None and isinstance(found, IllegalAddress) and found.space == "shared":
-        return _with_shared_size(found, job, program)
-    return found
+    symbolized = type(error)(**fields)
+    if (
+        program is not None
+        and isinstance(symbolized, IllegalAddress)
+        and symbolized.space == "shared"
+    ):
+        return _with_shared_size(symbolized, job, program)
+    return symbolized
 
 
 def _with_shared_size(

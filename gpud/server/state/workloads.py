@@ -271,8 +271,8 @@ class Workloads:
     def rows(self, peer: Peer) -> list[dict[str, Any]]:
         """Return a map for each workload that a peer may see, the oldest first."""
         now_ns = time.monotonic_ns()
-        found = (one for one in self._all.values() if may_manage(peer, one.owner.uid))
-        return [self._row(one, now_ns) for one in found]
+        managed = (one for one in self._all.values() if may_manage(peer, one.owner.uid))
+        return [self._row(one, now_ns) for one in managed]
 
     def zones(self) -> list[dict[str, Any]]:
         """Return a map for each device: its zones, and who has the turn."""

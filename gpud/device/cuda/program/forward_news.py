@@ -180,16 +180,16 @@ class _Change:
 
 def _branches(statements: list[Statement]) -> list[Symbol]:
     """Return the targets of the branches: where a released block goes, and one that stays."""
-    found = []
+    targets = []
     for one in statements:
         if _is_branch(one):
             assert isinstance(one, Instruction)
             target = one.operands[0]
             assert isinstance(target, Symbol)
-            found.append(target)
-            if len(found) == 2:
+            targets.append(target)
+            if len(targets) == 2:
                 break
-    return found
+    return targets
 
 
 def _is_branch(statement: Statement, target: Symbol | None = None) -> bool:
