@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from gpud.errors import GpudError
 from gpud.units import JobId, SessionId
-from gpud.wire.field_types import uint
+from gpud.wire.field_types import listed, pair, uint
 
 __all__ = [
     "CloseSession",
@@ -27,10 +27,12 @@ __all__ = [
     "ResizeJob",
     "SetTimer",
     "StartJob",
+    "TakeBackPlan",
 ]
 
 
 _Job = Annotated[JobId, uint(64), "the job"]
+_STEPS = listed(pair(uint(64), uint(32)), 0, 1 << 16)
 _Device = Annotated[int, uint(8), "index of the device; the host has no use for it"]
 
 
@@ -76,6 +78,27 @@ class ResizeJob(NamedTuple):
     device: _Device
     slices: Annotated[int, uint(32), "its slices from now on; 0 stops it until the next resize"]
     epoch: Annotated[int, uint(32), "one more each time"]
+    booked: Annotated[
+        int, uint(32), "slices taken from it by take-back plans that `slices` takes into account"
+    ] = 0
+
+
+class TakeBackPlan(NamedTuple):
+    """Say what the device is to do when a launch comes in a lane that lends its share.
+
+    It replaces the lane's plan before. The device forgets it if the lane is not, or not any more,
+    in the idle period that ``epoch`` names. `gpud.core.events.LaneWoke` follows when it has been
+    carried out.
+
+    Attributes:
+        epoch: as in `gpud.core.events.LaneIdle`.
+        steps: which jobs lose how many of their slices, in this order.
+    """
+
+    job: Annotated[JobId, uint(64), "the lane"]
+    device: _Device
+    epoch: Annotated[int, uint(32), "number of the lane's idle period"]
+    steps: Annotated[tuple[tuple[JobId, int], ...], _STEPS, "[job, slices that it loses], in order"]
 
 
 class EndJob(NamedTuple):
@@ -157,6 +180,7 @@ Command = (
     PrepareJob
     | StartJob
     | ResizeJob
+    | TakeBackPlan
     | EndJob
     | KillJob
     | FinishJob

@@ -12,6 +12,8 @@ Terms (amounts of `gpud.core.capacity`, summed over the started jobs of the devi
     charged: what is physically occupied: allocated, or still held by blocks being released.
     pending_release: the part of charged that will become free without another decision.
     held_back: capacity freed by online jobs that offline jobs may not take yet.
+    promised: what online lanes that are idle have lent, and take back without asking; see
+        `gpud.core.lanes`. It is not allocated to them meanwhile.
 
 Properties:
     sums: each of these equals the sum over the jobs;
@@ -74,6 +76,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         jobs: the waiting and the started jobs of the device, by id.
         online_allocated: the part of allocated that online jobs have.
         releasable: the part of allocated that policies may take back.
+        lending: the lanes that lend their share, by id.
         working: number of offline jobs that wait for capacity or have started and are not ending.
         waiting_online: sorted by deadline, then arrival.
         waiting: all other jobs that wait for capacity, by arrival.
@@ -117,6 +120,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.allocated = self.charged = self.pending_release = self.held_back = 0
         self.online_allocated = 0
         self.releasable = 0
+        self.promised = 0
+        self.lending: dict[JobId, JobRecord] = {}
         self.working = 0
         self.waiting_online = JobQueue()
         self.waiting = JobQueue()
@@ -161,6 +166,11 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         It is negative while online jobs wait for released blocks to leave.
         """
         return self.capacity - self.charged - self.held_back
+
+    @property
+    def unpromised(self) -> int:
+        """The amount that can be given to jobs that never give it back when lanes wake."""
+        return self.capacity - self.allocated + self.releasable - self.promised
 
     def can_partition(self, job: JobRecord) -> bool:
         """Whether the device can now dedicate the SMs that an exclusive job needs, if it is one."""
@@ -254,6 +264,25 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._count_gone(job)
         self.update(job)
 
+    def lend(self, lane: JobRecord) -> None:
+        """Let a running lane lend its share."""
+        lane.lending = self.users.changed = True
+        self.lending[lane.id] = lane
+        self.update(lane)
+
+    def wake(self, lane: JobRecord) -> None:
+        """Give a lane its share again; more may be allocated then than there is."""
+        lane.lending, self.users.changed = False, True
+        del self.lending[lane.id]
+        service = self.service
+        if service is not None and not lane.online:
+            service.advance(self.now_ns)
+            if service.weight and service.surplus(lane) < 0:  # nobody saves up while he is idle
+                service.join(lane, self.sharing)
+        if lane.online and self.held_back:
+            self._take_held_back(lane.promised)
+        self.update(lane)
+
     def mark_ending(self, job: JobRecord) -> None:
         """Accounts for a started job whose state has become `JobState.ENDING`."""
         self.resized.pop(job.id, None)
@@ -283,7 +312,11 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         slices, held, exhausted = job.slices, job.held, job.exhausted
         if job.exclusive:  # its dedicated SMs stay allocated to it until it has ended
             held, exhausted = max(slices, held), False
-        if state is _RUNNING or state is _PAUSED:
+        if job.lending or job.promised:
+            self._update_promise(job)
+        if job.lending:
+            alloc = charge = pending_release = 0
+        elif state is _RUNNING or state is _PAUSED:
             charge = held * piece
             if exhausted:
                 alloc = min(slices, held) * piece
@@ -312,7 +345,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             change = charge - job.charge
             self.charged += change
             job.account.charged += change
-            if change < 0 and job.online and self._hold_ns:
+            if change < 0 and job.online and self._hold_ns and not job.lending:
                 self.holds.append((self.now_ns + self._hold_ns, -change))
                 self.held_back -= change
             job.charge = charge
@@ -325,13 +358,26 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             job.works = works
         if self.service is not None and not job.online and not job.whole:
             hungry = (
-                slices < job.most and not exhausted
+                slices < job.most and not exhausted and not job.lending
                 if state is _RUNNING or state is _PAUSED
                 else state is _WAITING
             )
             if hungry or job.hunger is not None:
                 self.service.recount(job, hungry, self.capacity, self.now_ns)
         self.update_queues(job)
+
+    def _update_promise(self, lane: JobRecord) -> None:
+        if lane.lending and not lane.live:
+            lane.lending = False
+            del self.lending[lane.id]
+        change = (lane.slices * lane.slice if lane.lending else 0) - lane.promised
+        lane.promised += change
+        # What its user may have, with other jobs too, is what it has when the lane wakes.
+        lane.account.allocated += change
+        lane.account.charged += change
+        if lane.online:
+            self.promised += change
+            lane.account.online += change
 
     def sharing(self) -> list[JobRecord]:
         """Return the running jobs that capacity can be taken from, and that can still use it."""
@@ -380,11 +426,12 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         smaller: list[Command] = []
         larger: list[Command] = []
         for job in self.resized.values():
-            if job.slices != job.sent_slices:
+            if job.slices != job.sent_slices or job.booked:
                 job.epoch += 1
-                command = ResizeJob(job.id, self.index, job.slices, job.epoch)
-                (smaller if job.slices < job.sent_slices else larger).append(command)
+                command = ResizeJob(job.id, self.index, job.slices, job.epoch, job.booked)
+                (larger if job.slices > job.sent_slices else smaller).append(command)
                 job.sent_slices = job.slices
+                job.booked = 0
         self.resized.clear()
         started: list[Command] = [
             StartJob(job.id, self.index, job.occupancy, job.slices, 0, job.online, job.partition)
@@ -414,7 +461,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             return [(self.waiting, (*sort_keys.start_key(job), job))]
         if state is not _RUNNING and state is not _PAUSED:
             return []
-        if job.whole or (job.online and self._separates_online):
+        if job.whole or job.lending or (job.online and self._separates_online):
             return []
         entries = []
         if not job.exhausted and job.growth_room > 0:

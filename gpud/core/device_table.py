@@ -135,7 +135,8 @@ class DeviceTable:
         device.set_pause(Pause(by, since, event.now, at_ns))
         if event.now and self._policy.resizes:
             with device.changing(Because.PAUSE):
-                for job in device.sharing():
+                idle = [lane for lane in device.lending.values() if not lane.online]
+                for job in [*device.sharing(), *idle]:
                     if job.live and job.slices:
                         device.resize(job, 0)
 

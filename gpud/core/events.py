@@ -22,6 +22,8 @@ __all__ = [
     "JobPrepared",
     "JobSubmitted",
     "LaneCloseRequested",
+    "LaneIdle",
+    "LaneWoke",
     "LaunchShape",
     "PauseRequested",
     "ResizeRequested",
@@ -206,11 +208,43 @@ class LaneCloseRequested(NamedTuple):
     job: JobId
 
 
+class LaneIdle(NamedTuple):
+    """A device reports that nothing runs in a lane, and nothing has come for the hold time.
+
+    `gpud.core.commands.TakeBackPlan` with this epoch follows if the lane's share is lent.
+
+    Attributes:
+        epoch: number of the lane's idle period, from 1, counted by the device.
+    """
+
+    now_ns: int
+    job: JobId
+    epoch: int
+
+
+class LaneWoke(NamedTuple):
+    """A device reports that a launch has come in an idle lane; it runs in the lane's whole share.
+
+    Follows each `LaneIdle`, unless the lane or its device ends first.
+
+    Attributes:
+        epoch: number of the idle period that has ended.
+        taken: (job, slices) that the device took back by the last plan that it had, if any. Until
+            `gpud.core.commands.ResizeJob` says that they are booked, they count as taken from
+            whatever the job is resized to.
+    """
+
+    now_ns: int
+    job: JobId
+    epoch: int
+    taken: tuple[tuple[JobId, int], ...] = ()
+
+
 class BlocksLeft(NamedTuple):
     """A device reports how many slices a job occupies.
 
-    Of a lane it is reported only after a `gpud.core.commands.ResizeJob`; all slices that launches
-    in it may use count as held, whether any does or not.
+    Of a lane it is reported only after a `gpud.core.commands.ResizeJob`, and as the blocks leave
+    that it released. All slices that launches in it may use count as held, whether any does or not.
 
     Attributes:
         epoch: of the last `gpud.core.commands.ResizeJob` that the device has executed.
@@ -297,6 +331,8 @@ Event = (
     | ResizeRequested
     | CancelRequested
     | LaneCloseRequested
+    | LaneIdle
+    | LaneWoke
     | BlocksLeft
     | JobEnded
     | TimerFired

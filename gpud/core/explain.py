@@ -82,6 +82,13 @@ def _present(
         yield f"it is {job.state}, for {seconds(since_s)}: {reason}"
     elif job.state is JobState.ENDING:
         yield f"it is being ended: {job.cause or 'it was closed'}"
+    elif job.lending:
+        yield f"it is idle, and lends {_sms(to_fraction(job.promised))} until its next launch"
+        for giver_id, slices in job.plan or ():
+            giver = device.jobs[giver_id]
+            amount = to_fraction(slices * giver.slice)
+            yield f"{name(giver_id)} is to give {_sms(amount)} back then"
+        return
     else:
         yield f"it is {job.state}, with {_sms(job.allocation)} of {_wanted(job, device)}"
         if job.exhausted:

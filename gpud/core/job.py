@@ -116,6 +116,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
             job; None if none is.
         preparations: how many hosts in a row were asked to prepare for it without completing.
         killed: its running task blocks were commanded to be killed.
+        lending, promised, idle_epoch, plan: of a lane; see `gpud.core.lanes`.
+        booked: slices that its device took back by plans, for the next command to say.
         cause: the error for which it is being ended; None of a lane that is being closed.
         hunger: its allocation as `gpud.core.service` counts it; None if it is not hungry.
         lead: its lead in `gpud.core.service`, as of its last change or a later rebalancing.
@@ -129,6 +131,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "account",
         "after_left",
         "alloc",
+        "booked",
         "capsm_scaled_ns",
         "cause",
         "changed_ns",
@@ -147,19 +150,23 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "held",
         "hunger",
         "id",
+        "idle_epoch",
         "is_sequence",
         "kept_until_ns",
         "killed",
         "lane",
         "lead",
         "least",
+        "lending",
         "most",
         "occupancy",
         "online",
         "order",
         "pending_release",
+        "plan",
         "preparations",
         "prepared_generation",
+        "promised",
         "quota",
         "quota_slices",
         "reported",
@@ -234,6 +241,10 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.service_base = self.lead = 0
         self.changed_ns = self.kept_until_ns = now_ns
         self.cause: GpudError | None = None
+        # Of lanes, and of jobs that lanes take from.
+        self.lending = False
+        self.promised = self.idle_epoch = self.booked = 0
+        self.plan: tuple[tuple[JobId, int], ...] | None = None
         self.changes: list[ShareChange] = []
 
     @property
@@ -307,6 +318,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.prepared_generation = None
         self.slices = self.sent_slices = self.reported = self.held = self.epoch = 0
         self.exhausted = False
+        self.booked = self.idle_epoch = 0
         self.growths.clear()
         self.grants.clear()
         self.started_ns = None
@@ -325,6 +337,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         if slices > self.sent_slices:
             self.growths.append((epoch, slices - self.sent_slices))
         self._count_held()
+
+    def note_taken(self, slices: int) -> None:
+        """Take notice that its device has taken slices from it by a plan."""
+        self.sent_slices = max(0, self.sent_slices - slices)
+        self.booked += slices
 
     def mark_ending(self) -> None:
         """Recompute `held` after the job's state has become `JobState.ENDING`."""

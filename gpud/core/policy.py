@@ -21,6 +21,7 @@ class Policy(Protocol):
             job can be online.
         resizes: it can take from a running job what it has, and give it back later.
         counts_service: it shares by the service that jobs received (`gpud.core.service`).
+        lends: lanes that are idle lend their share to offline jobs (`gpud.core.lanes`).
     """
 
     name: ClassVar[str]
@@ -28,6 +29,7 @@ class Policy(Protocol):
     keeps_reservations: ClassVar[bool]
     resizes: ClassVar[bool]
     counts_service: ClassVar[bool]
+    lends: ClassVar[bool]
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """Compute the job's sizes, or return why the device can never grant what it asks for."""
@@ -35,6 +37,10 @@ class Policy(Protocol):
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """Apply new sizes to a started job, or return why they cannot be applied."""
+        ...
+
+    def take_back(self, device: DeviceRecord) -> None:
+        """Shrink offline jobs until no more is allocated than there is, after a lane has woken."""
         ...
 
     def rebalance(self, device: DeviceRecord) -> None:

@@ -26,7 +26,7 @@ from gpud.units import Partitions
 
 __all__ = ["VERSION", "Step", "read_event", "replay", "steps", "write_header", "write_line"]
 
-VERSION = 6
+VERSION = 7
 """Version of the log format and of the scheduler's behaviour: incremented when either changes, so
 that a log is replayed only by a scheduler that decides as the one that wrote it."""
 
@@ -167,6 +167,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "quota": Fraction,
     "after": tuple,
     "unstarted": tuple,
+    "taken": lambda rows: tuple(tuple(row) for row in rows),
     "partitions": lambda row: Partitions(*row),
 }
 """Converters for the fields whose type JSON does not have, by field name."""

@@ -25,6 +25,7 @@ names, gives_up is shown in `tests.unit.core.test_preparing`):
         its device may have begun it;
     prepared: a job is started only on a host that has all it needs; a job that is still being
         prepared takes no capacity from others;
+    promised, planned, few, settled: see `gpud.core.lanes`;
     gives_up: a job whose device is lost `Settings.max_preparations` times in a row while being
         prepared for it fails;
     awake: no lost wake-up: a job that can run does run, as soon as the device has answered;
@@ -42,6 +43,7 @@ from gpud.core.device import DeviceRecord
 from gpud.core.device_table import DeviceTable
 from gpud.core.job import Because, JobRecord
 from gpud.core.job_table import JobTable
+from gpud.core.lanes import Lanes
 from gpud.core.lifecycles import DeviceState, JobInput, JobState, SessionState
 from gpud.core.policies import POLICIES
 from gpud.core.policy import Policy
@@ -98,6 +100,7 @@ class Scheduler:
         self.jobs = self.job_table.jobs
         self.sessions = self.job_table.sessions
         self._device_table = DeviceTable(self.devices, self.job_table, self.policy, self.settings)
+        self._lanes = Lanes(self.devices, self.jobs, self.policy)
         self._out = self.job_table.out
         self.draining = False
         self.now_ns = 0
@@ -114,6 +117,8 @@ class Scheduler:
             ev.ResizeRequested: self._resize_requested,
             ev.CancelRequested: self._cancel_requested,
             ev.LaneCloseRequested: self._lane_close_requested,
+            ev.LaneIdle: self._lanes.idle,
+            ev.LaneWoke: self._lanes.woke,
             ev.BlocksLeft: self._blocks_left,
             ev.JobEnded: self._job_ended,
             ev.TimerFired: self._timer_fired,
@@ -290,6 +295,7 @@ class Scheduler:
             weigh_users(device)
         if device.pause is None or not device.pause.now:
             self.policy.rebalance(device)
+        plans = self._lanes.plan(device) if device.lending else ()
         device.dirty = False  # set by the policy's own changes
         if device.rebalance_at_ns is not None and device.rebalance_at_ns != planned_ns:
             self._timers.add(device.rebalance_at_ns, Timer.REBALANCE, device.index)
@@ -302,6 +308,7 @@ class Scheduler:
                 self._timers.add(self.now_ns + timeout_ns, Timer.TIMEOUT, job.id)
         if device.resized or device.starting:
             self._out += device.take_commands()
+        self._out += plans
 
     # -- time
 

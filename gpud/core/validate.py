@@ -69,6 +69,15 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
             f"capacity: {device.what} has {device.sms} SMs, {to_fraction(device.allocated)} of "
             "them are allocated"
         )
+    if device.unpromised < 0 <= device.free:
+        yield (
+            f"promised: idle lanes of {device.what} have lent {to_fraction(device.promised)} of "
+            f"its {device.sms} SMs, {to_fraction(-device.unpromised)} of which nobody can give back"
+        )
+    if list(device.lending) != [job.id for job in jobs if job.lending] and sorted(
+        device.lending
+    ) != sorted(job.id for job in jobs if job.lending):
+        yield f"sums: {device.what} counts {list(device.lending)} as lanes that lend"
     for job in jobs:
         yield from _job(job, keeps_reservations=keeps_reservations)
         if device.state is DeviceState.STARTING:
@@ -81,6 +90,7 @@ def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
         "pending_release": sum(job.pending_release for job in jobs),
         "online_allocated": sum(job.alloc for job in jobs if job.online),
         "releasable": sum(entry[2].alloc for entry in device.shrinkable),
+        "promised": sum(job.promised for job in jobs if job.online),
         "held_back": sum(amount for _, amount in device.holds),
         "working": sum(
             not job.online and (job.live or job.state is JobState.WAITING) for job in jobs
@@ -114,9 +124,9 @@ def _accounts(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
     for account in device.users.accounts.values():
         own = [job for job in jobs if job.account is account]
         sums = {
-            "allocated": sum(job.alloc for job in own),
-            "online": sum(job.alloc for job in own if job.online),
-            "charged": sum(job.charge for job in own),
+            "allocated": sum(job.alloc + job.promised for job in own),
+            "online": sum(job.alloc + job.promised for job in own if job.online),
+            "charged": sum(job.charge + job.promised for job in own),
             "offline_jobs": sum(not job.online for job in own),
         }
         for name, total in sums.items():
@@ -154,7 +164,7 @@ def _job(job: JobRecord, *, keeps_reservations: bool) -> Iterator[str]:
         and job.live
         and not job.exhausted
         and job.reservation is not None
-        and job.allocation < job.reservation
+        and to_fraction(job.alloc + job.promised) < job.reservation
     ):
         yield f"reservation: {_story(job)} has {job.allocation} of {job.reservation} SMs"
 

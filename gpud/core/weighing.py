@@ -24,7 +24,7 @@ def weigh_users(device: DeviceRecord) -> None:
     jobs = [
         job
         for job in device.jobs.values()
-        if not job.online and job.state is not JobState.ENDING and not job.exhausted
+        if not (job.online or job.exhausted or job.lending) and job.state is not JobState.ENDING
     ]
     due_ns = users.weighed_ns + device.rebalance_hold_ns
     if len(jobs) > _FEW_JOBS and now_ns < due_ns:

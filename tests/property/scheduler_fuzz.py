@@ -93,6 +93,10 @@ def device_step(world: World, draw: random.Random, device: int) -> None:
     if draw.random() < 0.4 or not works:
         world.deliver(device)
         return
+    lanes = [job for job, work in works.items() if work.lane]
+    if lanes and draw.random() < 0.3:
+        lane_step(world, draw, device, draw.choice(lanes))
+        return
     job = draw.choice(list(works))
     what = draw.random()
     if what < 0.35:
@@ -103,6 +107,22 @@ def device_step(world: World, draw: random.Random, device: int) -> None:
         world.run(device, job, draw.randint(1, 40))
     else:
         world.fail(device, job)
+
+
+def lane_step(world: World, draw: random.Random, device: int, job: JobId) -> None:
+    """A lane runs something, has nothing to run, or its device hears of a plan."""
+    what = draw.random()
+    if what < 0.2:
+        world.lane_launches(device, job)
+    elif what < 0.5:
+        world.run(device, job, 1)
+        world.lane_rests(device, job)
+        while draw.random() < 0.8 and world.deliver(device):
+            pass
+    elif what < 0.97:
+        world.carry_out(device, job)
+    else:
+        world.close_lane(job)
 
 
 def revive(world: World, draw: random.Random, device: int) -> None:
@@ -130,6 +150,7 @@ def submit(world: World, draw: random.Random, device: int) -> JobId | None:
     if not world.open_sessions:
         return None
     known = list(world.live)
+    lane = world.lanes > 0 and draw.random() < world.lanes
     kind = draw.random()
     more: dict[str, object] = {}
     if kind < 0.35:
@@ -141,7 +162,8 @@ def submit(world: World, draw: random.Random, device: int) -> JobId | None:
     return world.submit(
         draw.choice(world.open_sessions),
         device,
-        random_launches(draw),
+        () if lane else random_launches(draw),
+        lane=lane,
         stream=draw.randint(0, 6),
         after=tuple(draw.sample(known, min(len(known), draw.choice((0, 0, 0, 1, 2))))),
         timeout_ns=draw.choice((None, None, None, 300)),

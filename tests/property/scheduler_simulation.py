@@ -41,6 +41,10 @@ CHECKS = (
     "books",
     "fair",
     "patient",
+    "promised",
+    "planned",
+    "few",
+    "settled",
 )
 """Names of the properties, as a `Broken` carries them. "order" is that of streams and ``after``."""
 
@@ -53,7 +57,9 @@ class Broken(AssertionError):
         self.name = name
 
 
-Told = out.StartJob | out.ResizeJob | out.EndJob | out.KillJob
+Told = out.StartJob | out.ResizeJob | out.TakeBackPlan | out.EndJob | out.KillJob
+Said = ev.BlocksLeft | ev.JobEnded | ev.LaneIdle | ev.LaneWoke
+Steps = tuple[tuple[JobId, int], ...]
 
 
 def partitions_of(sms: int) -> Partitions:
@@ -87,6 +93,18 @@ class Work:
     changed_ns: int = 0  # when the scheduler last changed its size
     gave_ns: int = 0  # when it was started or resumed, or last gave for other offline jobs
     reported: tuple[int, bool] | None = None  # (held, exhausted) as the scheduler was last told
+    unbooked: int = 0  # slices that lanes have taken from it, and no resize has accounted for
+    # Of a lane.
+    idle: bool = False
+    period: int = 0  # how often it has become idle
+    plan: Steps = ()  # what its device does when it wakes
+    lends: bool = False  # the scheduler was told that it is idle, and not that it has woken
+    heard: int = 0  # the period of which the scheduler was last told
+    planned: tuple[int, Steps] | None = None  # the last plan that the scheduler made
+
+    @property
+    def lane(self) -> bool:
+        return self.submission.lane
 
     @property
     def total(self) -> int:
@@ -102,15 +120,17 @@ class Work:
 
     @property
     def unclaimed(self) -> int:
+        if self.lane:
+            return 0
         return self.submission.launches[self.launch].task_blocks - self.claimed
 
     @property
     def last_launch(self) -> bool:
-        return self.launch == len(self.submission.launches) - 1
+        return self.lane or self.launch == len(self.submission.launches) - 1
 
     @property
     def exhausted(self) -> bool:
-        return self.last_launch and self.unclaimed == 0
+        return self.last_launch and self.unclaimed == 0 and not self.lane
 
     @property
     def useful(self) -> int:
@@ -124,18 +144,25 @@ class Work:
             return 0
         if self.exhausted or self.ending:
             return self.held
-        wanted, growth = self.wanted, 0
+        wanted, growth, unbooked = self.wanted, 0, self.unbooked
         for command in self.inbox:
             if isinstance(command, out.EndJob | out.KillJob):
                 break
-            growth += max(0, command.slices - wanted)
-            wanted = command.slices
+            if isinstance(command, out.TakeBackPlan):
+                continue
+            if isinstance(command, out.ResizeJob):
+                unbooked -= command.booked
+            will = max(0, command.slices - unbooked)
+            growth += max(0, will - wanted)
+            wanted = will
+        if self.lane:
+            return self.leaving + self.wanted + growth
         # What is held of a launch that cannot use all of it says nothing of the next one's.
         return (self.held if self.last_launch else max(self.held, self.wanted)) + growth
 
     def allocated(self) -> int:
         """Slices that the scheduler has given it, as far as it can know."""
-        if self.told_to_end:
+        if self.told_to_end or self.lends:
             return 0
         if self.own:
             return self.own * self.occupancy
@@ -145,15 +172,19 @@ class Work:
 
 
 class World:
-    """Sends events to a scheduler, simulates the devices, and checks properties."""
+    """Sends events to a scheduler, simulates the devices, and checks properties.
 
-    def __init__(self, scheduler: Scheduler | None = None) -> None:
+    ``lanes`` is the part of lanes among random jobs.
+    """
+
+    def __init__(self, scheduler: Scheduler | None = None, lanes: float = 0.15) -> None:
         self.scheduler = scheduler or Scheduler(Settings())
+        self.lanes = lanes
         self.settings = self.scheduler.settings
         self.now_ns = 0
         self.sms: dict[int, int | None] = {}  # None: its host is down
         self.work: dict[int, dict[JobId, Work]] = {}  # started, by device
-        self.outbox: dict[int, deque[ev.BlocksLeft | ev.JobEnded]] = {}
+        self.outbox: dict[int, deque[Said]] = {}
         self.untold: dict[int, tuple[JobId, ...]] = {}  # of hosts that are being replaced
         self.lacking: dict[JobId, None] = {}  # jobs that need what their device has not
         self.preparing: dict[JobId, int] = {}  # of those, what devices were told to get, and which
@@ -167,6 +198,7 @@ class World:
         self.started: dict[JobId, None] = {}
         self.paused: dict[int, bool] = {}  # by device: whether what ran made room, too
         self.timer_ns: int | None = None
+        self.closed: dict[JobId, None] = {}  # lanes whose owners have closed them
         self.drained = 0
         self.draining = False
         self.tickets: dict[int, ev.ResizeRequested] = {}
@@ -221,6 +253,13 @@ class World:
         self.send(event)
         if self.ticket in self.tickets:
             raise Broken("once", f"the resize {event} was not answered")
+
+    def open_lane(self, session: SessionId, device: int, **more: object) -> JobId:
+        return self.submit(session, device, (), lane=True, **more)
+
+    def close_lane(self, job: JobId) -> None:
+        self.closed[job] = None
+        self.send(ev.LaneCloseRequested(self.now_ns, job))
 
     def cancel(self, job: JobId) -> None:
         self.send(ev.CancelRequested(self.now_ns, job))
@@ -293,6 +332,12 @@ class World:
             del self.work[device][event.job]
             if event.complete and work.ran != work.total:
                 raise Broken("once", f"{event.job} ran {work.ran} of {work.total} task blocks")
+        elif isinstance(event, ev.LaneIdle):
+            lends = self.scheduler.policy.lends and not work.submission.exclusive
+            work.lends = lends and not work.told_to_end
+            work.heard, work.planned = event.epoch, None
+        elif isinstance(event, ev.LaneWoke):
+            work.lends = False
         else:
             work.reported = (event.held, event.exhausted)
         self.send(event)
@@ -312,18 +357,69 @@ class World:
             return
         if work.over or (work.ending and not isinstance(command, out.EndJob)):
             return
+        if isinstance(command, out.TakeBackPlan):
+            if work.idle and command.epoch == work.period:
+                work.plan = command.steps
+            return
         if isinstance(command, out.EndJob):
             work.ending = True
             work.leaving, work.active = work.held, 0
             self._check_ended(device, job)
         else:
-            work.epoch, work.wanted = command.epoch, command.slices
-            if work.wanted < work.active:
-                work.leaving += work.active - work.wanted
-                work.active = work.wanted
-            else:
-                work.active += min(work.wanted - work.active, work.useful)
+            work.epoch = command.epoch
+            if isinstance(command, out.ResizeJob):
+                work.unbooked -= command.booked
+                if work.unbooked < 0:
+                    raise Broken("settled", f"{command} books what was not taken")
+            self._set_size(work, max(0, command.slices - work.unbooked))
             self._report(device, job)
+
+    def _set_size(self, work: Work, slices: int) -> None:
+        work.wanted = slices
+        if work.wanted < work.active:
+            work.leaving += work.active - work.wanted
+            work.active = work.wanted
+        elif not work.lane:
+            work.active += min(work.wanted - work.active, work.useful)
+
+    def lane_launches(self, device: int, job: JobId) -> None:
+        """A launch comes in a lane: its device takes its share back, if it was idle, and runs it.
+
+        Nobody asks the scheduler, which hears of it later.
+        """
+        lane = self.work[device][job]
+        if (
+            not lane.lane
+            or lane.ending
+            or lane.over
+            or isinstance(_first(lane.inbox), out.StartJob)
+        ):
+            return
+        if lane.idle:
+            taken = []
+            for one, slices in lane.plan:
+                work = self.work[device].get(one)
+                if work is None or work.over or work.ending:
+                    continue
+                gives = min(slices, work.wanted)
+                if gives:
+                    work.unbooked += gives
+                    self._set_size(work, work.wanted - gives)
+                    taken.append((one, gives))
+                    self._report(device, one)
+            self.outbox[device].append(ev.LaneWoke(0, job, lane.period, tuple(taken)))
+            lane.idle, lane.plan = False, ()
+        lane.active = lane.wanted
+
+    def lane_rests(self, device: int, job: JobId) -> None:
+        """A lane has had nothing to run for the hold time."""
+        lane = self.work[device][job]
+        unbegun = isinstance(_first(lane.inbox), out.StartJob)
+        if not lane.lane or lane.idle or lane.held or lane.ending or lane.over or unbegun:
+            return
+        lane.idle, lane.plan = True, ()
+        lane.period += 1
+        self.outbox[device].append(ev.LaneIdle(0, job, lane.period))
 
     def leave(self, device: int, job: JobId, slices: int) -> None:
         """Blocks that were told to leave leave."""
@@ -338,7 +434,10 @@ class World:
         work = self.work[device][job]
         if not work.active:
             return
-        if work.unclaimed:
+        if work.lane:
+            if not work.stuck:
+                work.active = 0
+        elif work.unclaimed:
             done = min(blocks, work.unclaimed)
             work.claimed += done
             work.ran += done
@@ -367,8 +466,9 @@ class World:
 
     def _report(self, device: int, job: JobId) -> None:
         work = self.work[device][job]
+        held = work.leaving + work.wanted if work.lane and not work.ending else work.held
         self.outbox[device].append(
-            ev.BlocksLeft(0, job, work.epoch, work.held, exhausted=work.exhausted)
+            ev.BlocksLeft(0, job, work.epoch, held, exhausted=work.exhausted)
         )
 
     def _check_ended(self, device: int, job: JobId) -> None:
@@ -411,9 +511,11 @@ class World:
             if isinstance(command, out.StartJob):
                 continue
             work = self.work[command.device][command.job]
+            if work.lends:
+                continue  # it does not have what it gives
             gives = command.slices < work.commanded and self.reservation[command.job] is None
             alone = self.scheduler.policy.name != "equal" and not online
-            asked = isinstance(event, ev.ResizeRequested | ev.PauseRequested)
+            asked = isinstance(event, ev.ResizeRequested | ev.PauseRequested | ev.LaneWoke)
             if gives and alone and not asked:
                 held = self.now_ns - work.changed_ns >= self.settings.rebalance_hold_ns
                 if not held or self.now_ns - work.gave_ns < self.settings.turn_ns:
@@ -469,17 +571,24 @@ class World:
                 work.commanded_epoch += 1
                 if command.epoch != work.commanded_epoch:
                     raise Broken("once", f"{command} is not of epoch {work.commanded_epoch}")
-                if command.slices > work.commanded and self.reservation[command.job] is None:
+                grows = command.slices > work.commanded and not work.lends
+                if grows and self.reservation[command.job] is None:
                     grew[command.device] = None
                     if self.paused.get(command.device):
                         raise Broken("paused", f"{command} gives on a device that is paused")
                 work.commanded = command.slices
                 work.inbox.append(command)
+            case out.TakeBackPlan():
+                work = self.work[command.device][command.job]
+                if not work.lends:
+                    raise Broken("planned", f"{command} is for a lane that lends nothing")
+                work.planned = command.epoch, command.steps
+                work.inbox.append(command)
             case out.EndJob():
                 work = self.work[command.device][command.job]
                 if work.told_to_end:
                     raise Broken("once", f"{command} is the second")
-                work.told_to_end = True
+                work.told_to_end, work.lends = True, False
                 work.inbox.append(command)
             case out.KillJob():
                 work = self.work[command.device][command.job]
@@ -523,7 +632,10 @@ class World:
         event = self.live.pop(command.job, None)
         if event is None:
             raise Broken("once", f"{command} finishes a job that is not there")
-        if command.state == "done" and ending != (command.job, True):
+        if event.lane:
+            if (command.state == "done") > (command.job in self.closed):
+                raise Broken("once", f"{command}, and nobody has closed the lane")
+        elif command.state == "done" and ending != (command.job, True):
             raise Broken("once", f"{command}, but its device did not say that it is complete")
         if (command.state == "done") is (command.error is not None) and command.error is not None:
             raise Broken("once", f"{command} is done with an error")
@@ -544,7 +656,8 @@ class World:
         return [
             other
             for other, found in self.live.items()
-            if ((found.session, found.stream) == (event.session, event.stream) and other < job)
+            if ((found.session, found.stream) == (event.session, event.stream) and other < job
+            and not (found.lane or event.lane))
             or (other in event.after and other != job
             and list(self.live).index(other) < list(self.live).index(job))
         ]  # fmt: skip
@@ -570,17 +683,53 @@ class World:
                 raise Broken("partitions", f"{own} SMs of {sms} are set apart")
             for job, work in works.items():
                 bound = work.bound()
-                physical += max(Fraction(work.own), Fraction(bound, work.occupancy))
+                if not work.lends:
+                    physical += max(Fraction(work.own), Fraction(bound, work.occupancy))
                 allocated += Fraction(work.allocated(), work.occupancy)
                 self._check_job(job, work, bound)
             if allocated > sms:
                 raise Broken("capacity", f"{allocated} of {sms} SMs are given on device {device}")
+            self._check_promises(device, sms)
             if device in grew and physical > sms and self.scheduler.policy.name != "equal":
                 raise Broken(
                     "quota",
                     f"an offline job of device {device} was given room that blocks still hold: "
                     f"{physical} of {sms} SMs",
                 )
+
+    def _check_promises(self, device: int, sms: int) -> None:
+        """Check the plans of lanes that lend: what if all of them woke now?"""
+        works = self.work[device]
+        lanes = {job: work for job, work in works.items() if work.lends}
+        left = {job: Fraction(work.allocated(), work.occupancy) for job, work in works.items()}
+        free = sms - sum(left.values())
+        for job, lane in lanes.items():
+            if lane.planned is None or lane.planned[0] != lane.heard:
+                raise Broken("planned", f"lane {job} lends, and its plan is {lane.planned}")
+            steps = lane.planned[1]
+            needs = Fraction(lane.commanded, lane.occupancy) - (free if len(lanes) == 1 else 0)
+            alone, disturbed = Fraction(0), 0
+            for one, work in works.items():
+                if self.reservation[one] is None and not (work.whole or work.told_to_end):
+                    tail = work.reported is not None and work.reported[1]
+                    alone = max(alone, Fraction(0) if tail else left[one])
+                    needs -= left[one] if tail and one in dict(steps) else 0
+            for one, slices in steps:
+                gives = works.get(one)
+                if gives is None or gives.whole or gives.told_to_end or self.reservation[one]:
+                    raise Broken("planned", f"lane {job} is to take from {one}, which cannot give")
+                if gives.reported is not None and gives.reported[1]:
+                    left[one] = Fraction(0)
+                    continue
+                left[one] -= Fraction(slices, gives.occupancy)
+                disturbed += 1
+                if left[one] < 0:
+                    raise Broken("planned", f"lane {job} is to take more than {one} has")
+            if len(lanes) == 1 and disturbed > 1 and alone >= needs:
+                raise Broken("few", f"lane {job} needs {needs} from one, and takes by {steps}")
+        share = sum(Fraction(lane.commanded, lane.occupancy) for lane in lanes.values())
+        if sum(left.values()) + share > sms:
+            raise Broken("promised", f"lanes would have {share}, others {sum(left.values())}")
 
     def _check_job(self, job: JobId, work: Work, bound: int) -> None:
         record = self.scheduler.jobs.get(job)
@@ -591,9 +740,11 @@ class World:
             fixed = work.whole or self.reservation[job] is not None
             if work.commanded and not ends and not fixed:
                 raise Broken("paused", f"job {job} has {work.commanded} slices")
-        if max(bound, 0) * record.slice > record.charge:
-            raise Broken("books", f"job {job} holds or will hold {bound} slices: {record.charge}")
         reservation, quota = self.reservation[job], self.quota[job]
+        if work.lane and not (work.lends or work.told_to_end) and record.lending:
+            raise Broken("settled", f"lane {job} has woken, and still has nothing")
+        if max(bound, 0) * record.slice > record.charge and not work.lends:
+            raise Broken("books", f"job {job} holds or will hold {bound} slices: {record.charge}")
         if reservation is not None:
             has = Fraction(work.commanded, work.occupancy)
             tail = work.told_to_end or work.exhausted
@@ -641,7 +792,8 @@ class World:
         """Checks that the scheduler, which has just decided that nobody gives, is right.
 
         Of each two jobs with slices of one size: not that the one could give the other a slice, and
-        would still be above it.
+        would still be above it. Beside larger slices, the fine ones of lanes are not compared: what
+        one lane could give another is handed out together with these.
         """
         settled_ns = self.now_ns - self.settings.rebalance_hold_ns
         for device in devices:
@@ -652,6 +804,7 @@ class World:
                 job
                 for job in jobs
                 if not (job.online or job.whole or job.exhausted or job.state == "ending")
+                and not job.lending
             ]
             works = self.work[device]
             if any(work.stuck for work in works.values()):
@@ -669,9 +822,12 @@ class World:
             waiting = self.scheduler.devices[device].waiting.jobs()
             takers += [] if not waiting or waiting[0].whole else waiting[:1]
             takers = [job for job in takers if job.changed_ns <= settled_ns]
+            mixed = len({job.slice for job in jobs}) > 1
             for giver in givers:
                 for taker in takers:
                     if giver.slice != taker.slice or giver is taker:
+                        continue
+                    if mixed and (giver.lane or taker.lane):
                         continue
                     left = Fraction(giver.lead + (giver.slices - 1) * giver.slice, giver.weight)
                     gets = Fraction(taker.lead + (taker.slices + 1) * taker.slice, taker.weight)
@@ -732,7 +888,13 @@ class World:
         works = self.work[device]
         jobs = [self.scheduler.jobs[job] for job in self.live if self.live[job].device == device]
         waiting = [job for job in jobs if str(job.state) == "waiting"]
-        free = sms - sum(Fraction(w.wanted, w.occupancy) for w in works.values() if not w.ending)
+        free = sms - sum(
+            Fraction(w.wanted, w.occupancy) for w in works.values() if not (w.ending or w.lends)
+        )
+        promised = sum(
+            Fraction(work.wanted, work.occupancy)
+            for job, work in works.items() if work.lends and self.reservation[job] is not None
+        )  # fmt: skip
         online = [job for job in waiting if self.reservation[job.id] is not None]
         offline = [job for job in waiting if self.reservation[job.id] is None]
         online.sort(key=lambda job: (job.deadline_ns is None, job.deadline_ns, job.order))
@@ -740,7 +902,8 @@ class World:
         running = [(job, works[job.id]) for job in jobs if job.id in works]
         victims = [
             (job, work) for job, work in running
-            if self.reservation[job.id] is None and not work.whole and not work.ending
+            if self.reservation[job.id] is None
+            and not (work.whole or work.ending or work.lends)
         ]  # fmt: skip
         if device in self.paused:
             online, offline = [], []
@@ -762,14 +925,19 @@ class World:
                     for job, w in running if self.reservation[job.id] is not None and not w.ending
                 )  # fmt: skip
                 coarsest = max((Fraction(1, w.occupancy) for _, w in victims), default=0)
-                could = taken + amount + coarsest <= sms - floor and amount <= free + can_give
+                could = taken + amount + coarsest <= sms - floor
+                could = could and amount <= free + can_give - promised
             else:
-                could = amount <= free + can_give
+                could = amount <= free + can_give - promised
             if could:
                 yield f"{first.name} is online and needs {amount}; free {free}, {can_give} can go"
         if offline:
             first = offline[0]
-            if not (first.whole and online) and Fraction(first.least, first.occupancy) <= free:
+            room = free
+            if first.whole:  # it never gives back what lanes have lent
+                given = sum(Fraction(work.wanted, work.occupancy) for _, work in victims)
+                room = min(free, free + given - promised)
+            if not (first.whole and online) and Fraction(first.least, first.occupancy) <= room:
                 yield f"{first.name} waits with {free} SMs free"
         for job, work in victims:
             room = min(job.most, job.quota_slices) - work.wanted
@@ -790,7 +958,10 @@ class World:
             moved = False
             for device, works in self.work.items():
                 for job, work in list(works.items()):
-                    if work.stuck and not work.told_to_end:
+                    if work.lane and not work.told_to_end and self.now_ns % 2:
+                        self.close_lane(job)
+                        moved = True
+                    elif (work.stuck or work.lane) and not work.told_to_end:
                         self.cancel(job)
                         moved = True
                     elif work.active:
@@ -819,3 +990,7 @@ class World:
         again = replay(self.log)
         if [repr(c) for c in again] != [repr(c) for c in self.all_commands]:
             raise Broken("equal_logs", "a replay gives other commands")
+
+
+def _first(inbox: deque[Told]) -> Told | None:
+    return inbox[0] if inbox else None

@@ -56,6 +56,7 @@ class Arrival(Resizing):
     separates_online: ClassVar[bool] = True
     keeps_reservations: ClassVar[bool] = True
     counts_service: ClassVar[bool] = False
+    lends: ClassVar[bool] = True
 
     def resize_running(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """As `gpud.core.policies.resizing.Resizing.resize_running`; online jobs grow at once."""
@@ -68,7 +69,10 @@ class Arrival(Resizing):
             return _cap_refusal(device, job)
         else:
             with device.changing(Because.ONLINE, job):
-                has_room = more == 0 or self.make_room(device, more * job.slice)
+                if job.lending:
+                    has_room = more * job.slice <= _online_room(device)
+                else:
+                    has_room = more == 0 or self.make_room(device, more * job.slice)
             if not has_room:
                 return _growth_refusal(device, job)
             device.resize(job, job.most)
@@ -125,6 +129,17 @@ class Arrival(Resizing):
             device.resize(job, slices)
         return True
 
+    def take_back(self, device: DeviceRecord) -> None:
+        """As `gpud.core.policy.Policy.take_back`; the floor gives way to what was promised."""
+        missing = -device.free
+        if missing > 0:
+            most = max(missing, _releasable(device))
+            chosen = self.choose_victims(device, missing, most)
+            if chosen is None:
+                chosen = self.choose_victims(device, missing, device.releasable)
+            for job, slices in chosen or ():
+                device.resize(job, slices)
+
     def choose_victims(
         self, device: DeviceRecord, shortfall: int, most: int
     ) -> list[victims.Victim] | None:
@@ -179,7 +194,7 @@ class Arrival(Resizing):
         while (job := caps.first_waiting(device)) is not None:
             if not job.whole or caps.first_waiting_online(device) is not None:
                 return
-            if job.least * job.slice > device.physically_free:
+            if job.least * job.slice > min(device.physically_free, device.unpromised):
                 return
             device.start(job, job.least)
 
@@ -241,13 +256,13 @@ def _online_room(device: DeviceRecord) -> int:
     """Return by how much the allocations of online jobs could grow."""
     floor = device.floor if device.working else 0
     reservable = device.capacity - floor - device.online_allocated
-    return min(reservable, device.free + _releasable(device))
+    return min(reservable, device.free + _releasable(device)) - device.promised
 
 
 def _cap_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
     account = job.account
     assert account.reserve is not None, "a cap has refused"
-    most = to_fraction(account.reserve - account.online + job.alloc)
+    most = to_fraction(account.reserve - account.online + job.alloc + job.promised)
     return AdmissionError(
         f"job {job.name} has {job.allocation} SMs, and with a reservation of {job.reservation} the "
         f"online jobs of user {account.user.name} would have more than the "
@@ -259,9 +274,10 @@ def _cap_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
 
 
 def _growth_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
-    most = to_fraction((job.alloc + max(0, _online_room(device))) // job.slice * job.slice)
+    has = job.alloc + job.promised
+    most = to_fraction((has + max(0, _online_room(device))) // job.slice * job.slice)
     return AdmissionError(
-        f"job {job.name} has {job.allocation} SMs, and a reservation of {job.reservation} is more "
+        f"{job.what} has {to_fraction(has)} SMs, and a reservation of {job.reservation} is more "
         f"than other jobs leave to it now; ask for at most {most}, or wait until one has ended",
         requested=job.reservation,
         capacity=most,

@@ -166,7 +166,9 @@ def _whole_need(device: DeviceRecord, rows: list[_Row], total: int) -> int:
     job = device.waiting[0][2]
     need = job.least * job.slice
     waited_ns = device.now_ns - job.changed_ns
-    if not job.whole or waited_ns < device.rebalance_hold_ns or need > total:
+    if not job.whole or waited_ns < device.rebalance_hold_ns:
+        return 0
+    if need > min(total, device.unpromised):
         return 0
     part = job.weight * total // (job.weight + sum(row.job.weight for row in rows))
     horizon_ns = HORIZON_HOLDS * device.rebalance_hold_ns

@@ -13,9 +13,10 @@ __all__ = ["Resizing"]
 
 
 class Resizing:
-    """The base of policies."""
+    """The base of policies; by default, lanes keep their share."""
 
     resizes: ClassVar[bool] = True
+    lends: ClassVar[bool] = False
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policy.Policy.size`."""
@@ -29,6 +30,9 @@ class Resizing:
                 f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
             )
         return self.resize_running(device, job)
+
+    def take_back(self, device: DeviceRecord) -> None:
+        """As `gpud.core.policy.Policy.take_back`; nothing is lent."""
 
     def resize_running(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """As `resize`, of a job that can be resized.

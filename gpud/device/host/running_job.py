@@ -11,6 +11,7 @@ reads the state again. So at most one report is pending, and it always holds the
 Properties:
 * each resize has a `SlicesHeld` with its epoch, which says what the job holds then or later, unless
   the job has ended;
+* slices that a lane took stay away until the front says that it has booked them;
 * epochs never decrease; `RunEnded` is sent once, and nothing about the job after it.
 """
 
@@ -49,6 +50,7 @@ class RunningJob:
         self.run: Any = None
         self._epoch = command.epoch
         self._slices = command.slices
+        self._taken = 0
         self._send = send
         self._forget = forget
         self._lost = lost
@@ -73,16 +75,30 @@ class RunningJob:
         if self._changed:
             self.report()
 
-    def resize(self, slices: int, epoch: int) -> None:
-        """Execute a `ResizeJob`. A job that is ending stays at 0 slices."""
+    def resize(self, slices: int, epoch: int, booked: int = 0) -> None:
+        """Execute a `ResizeJob`. A job that is ending stays at 0 slices.
+
+        What lanes have taken, and the front has not booked, is taken from any size.
+        """
         self._resizing = True
         try:
+            self._slices = slices
+            self._taken -= booked
             if not self._ending:
-                self.run.resize(slices)
+                self.run.resize(max(0, slices - self._taken))
         finally:
             self._epoch = epoch
             self._resizing = False
             self.report(wait=True)  # each resize has its own report
+
+    def take(self, slices: int) -> int:
+        """Take slices from the job for a lane; returns how many it had to give."""
+        gives = 0 if self._ending or self._over else min(slices, self._slices - self._taken)
+        if gives <= 0:
+            return 0
+        self._taken += gives
+        self.run.resize(self._slices - self._taken)
+        return gives
 
     def end(self, error: GpudError | None = None) -> None:
         """Execute an `EndJob`; or end a job that cannot go on, with the error given."""

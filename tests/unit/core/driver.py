@@ -93,6 +93,15 @@ class Driver:
             )
         )
 
+    def idle(self, number: int, epoch: int = 1) -> list[out.Command]:
+        """The device reports that a lane is idle."""
+        return self.send(ev.LaneIdle(self.now_ns, JobId(number), epoch))
+
+    def woke(self, number: int, *taken: tuple[int, int], epoch: int = 1) -> list[out.Command]:
+        """The device reports that a lane has woken, and what it has taken back."""
+        steps = tuple((JobId(job), slices) for job, slices in taken)
+        return self.send(ev.LaneWoke(self.now_ns, JobId(number), epoch, steps))
+
     def close_lane(self, number: int) -> list[out.Command]:
         return self.send(ev.LaneCloseRequested(self.now_ns, JobId(number)))
 

@@ -32,6 +32,8 @@ EVENTS: list[ev.Event] = [
     ev.BlocksLeft(6, JOB, 0, 7, False),
     ev.TimerFired(8),
     ev.CancelRequested(9, JOB),
+    ev.LaneIdle(9, JobId(4), 1),
+    ev.LaneWoke(9, JobId(4), 1, ((JobId(2), 3), (JOB, 1))),
     ev.LaneCloseRequested(9, JobId(4)),
     ev.JobEnded(10, JOB, True, False),
     ev.DeviceFailed(11, 0, "it\n\"crashed\" ☹", True),
