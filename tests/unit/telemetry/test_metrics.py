@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 DEVICE = {
     "index": 0, "name": 'a "GPU"', "kind": "cuda", "state": "ready", "sms": 132, "restarts": 2,
-    "allocated_sms": 1.5, "jobs": 3, "online_jobs": 1, "memory_bytes": 1 << 30,
+    "allocated_sms": 1.5, "paused": None, "jobs": 3, "online_jobs": 1, "memory_bytes": 1 << 30,
     "memory_used_bytes": 1 << 20, "gpu_utilisation_percent": 25, "gpu_sm_clock_mhz": 1980,
 }  # fmt: skip
 STATUS = {
@@ -47,6 +47,7 @@ def test_units_are_those_of_the_names() -> None:
     assert seen["gpud_gpu_sm_clock_hertz", device] == 1.98e9
     assert seen["gpud_device_allocated_sms", device] == 1.5
     assert seen["gpud_device_restarts_total", device] == 2
+    assert seen["gpud_device_paused", device] == 0
     assert seen["gpud_device_info", (*device, ("kind", "cuda"), ("name", 'a "GPU"'))] == 1
     assert [seen["gpud_jobs", (("state", s),)] for s in ("waiting", "running", "ending")] == [
         0,
