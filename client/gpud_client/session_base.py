@@ -32,6 +32,7 @@ __all__ = ["SessionBase"]
 
 _READ_IT = '; read it: Path("kernel.cu").read_text()'
 _FORMS = (None, "persistent", "sliced", "whole")
+_PROGRESS = (None, "independent", "blocks")
 _RECONNECT_S = 60.0
 _ADVICE = "connect again, and make arrays and kernels anew"
 _RECONNECT = "; a session of connect(reconnect=True) goes on by itself when the daemon is back"
@@ -214,6 +215,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         options: Sequence[str] = (),
         form: str | None = None,
         *,
+        progress: str | None = None,
         device: Device | int | None = None,
     ) -> Operation[KernelT]:
         """Compile a source and return one of its kernels, once it is compiled.
@@ -226,6 +228,9 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
                 ``"axpy<float>"`` for a template; or in the PTX, mangled.
             options: For NVRTC, such as ``"-DN=4"``.
             form: Force a form: ``"persistent"``, ``"sliced"`` or ``"whole"``.
+            progress: What gpud cannot always find out: ``"independent"``, no task block waits for
+                one that has not begun, so that the kernel can be resized; ``"blocks"``, they wait
+                for one another, so that all are resident at once, in form whole.
             device: For which device; None: for the first one, and for others when needed.
 
         Raises:
@@ -235,7 +240,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         """
         if not isinstance(name, str):
             raise TypeError(f"a kernel's name is text, not {name!r}")
-        module = yield from self._compile(source, (name,), options, form, device)
+        module = yield from self._compile(source, (name,), options, form, progress, device)
         kernel: KernelT = module.kernel(name)
         return kernel
 
@@ -247,6 +252,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         options: Sequence[str] = (),
         form: str | None = None,
         *,
+        progress: str | None = None,
         device: Device | int | None = None,
     ) -> Operation[ModuleT]:
         """Compile a source whose kernels share variables; see `kernel`.
@@ -256,9 +262,10 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
             names: Kernels that will be used; template instances must be named.
             options: For NVRTC.
             form: Force this form for every kernel.
+            progress: The same of every kernel.
             device: For which device.
         """
-        return (yield from self._compile(source, names, options, form, device))
+        return (yield from self._compile(source, names, options, form, progress, device))
 
     @operation
     @takes_submit_options
@@ -366,6 +373,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         names: Sequence[str],
         options: Sequence[str],
         form: str | None,
+        progress: str | None,
         device: Device | int | None,
     ) -> Operation[ModuleT]:
         if not isinstance(source, str):
@@ -377,12 +385,15 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
             raise ValueError(f"the source is text, CUDA C++ or PTX, not a path{_READ_IT}")
         if form not in _FORMS:
             raise ValueError(f"form is persistent, sliced or whole, not {form!r}")
+        if progress not in _PROGRESS:
+            raise ValueError(f"progress is independent or blocks, not {progress!r}")
         module = self._module_class(
             self,
             source,
             _texts("names", names),
             _texts("options", options),
             form,
+            progress,
             self._on(device),
         )
         yield from module._load(module._device)

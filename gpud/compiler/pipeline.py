@@ -41,6 +41,7 @@ from gpud.compiler.analysis.name_checks import check_variant_names
 from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
+from gpud.compiler.forms.rules import PROGRESS
 from gpud.compiler.kernel_names import is_plain, plain_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
@@ -85,6 +86,7 @@ def compile_program(
     sm: int | None = None,
     bounds_checks: bool = True,
     kill: bool = True,
+    progress: str | None = None,
     cache: Cache | None = None,
     dump: Path | Dump | None = None,
 ) -> Program:
@@ -100,6 +102,8 @@ def compile_program(
         sm: The device's compute capability, 75 for 7.5: PTX for a newer one is refused.
         bounds_checks: Check every memory access, so that none leaves the session's arena.
         kill: Add variants with kill polls of kernels with loops, which can be ended while running.
+        progress: What the program says of every kernel's blocks: ``"independent"``, none waits for
+            one that has not begun; ``"blocks"``, they wait for one another; None: gpud finds out.
         cache: Where results are kept; None: results are not cached.
         dump: A folder for the result of each stage; the cache is then not read.
 
@@ -107,7 +111,8 @@ def compile_program(
         EmptySource, CompileError: The source is blank; NVRTC or the PTX parser refused it.
         KernelNotFound: A name expression names no kernel.
         KernelRejected: gpud can run none of the program's kernels, or ``sm`` is too old for it.
-        ValueError: ``form`` is not one of the three, or ``options`` hold a NUL character.
+        ValueError: ``form`` is not one of the three, ``progress`` not one of the two, or
+            ``options`` hold a NUL character.
         InternalError: A bug in gpud; with a reproducer if there is a folder for it.
     """
     request = Request(
@@ -119,6 +124,7 @@ def compile_program(
         sm,
         bounds_checks=bounds_checks,
         kill=kill,
+        progress=progress,
     )
     return compile_request(request, cache=cache, dump=dump)
 
@@ -131,6 +137,8 @@ def compile_request(
         raise EmptySource
     if request.form is not None and request.form not in _FORCIBLE:
         raise ValueError(f"form is one of {', '.join(_FORCIBLE)}, not {request.form!r}")
+    if request.progress is not None and request.progress not in PROGRESS:
+        raise ValueError(f"progress is {' or '.join(PROGRESS)}, not {request.progress!r}")
     key = None if cache is None else request_key(request)
     if cache is not None and key is not None and dump is None:
         payload = cache.get(key)
@@ -263,7 +271,8 @@ class Compilation:
 
     def _decide(self, flat: Module, entry: str) -> Decision:
         form = None if self.request.form is None else Form(self.request.form)
-        natural = classify(flat, entry)
+        progress = self.request.progress
+        natural = classify(flat, entry, progress=progress)
         unchecked = uncheckable(flat, entry) if self.request.bounds_checks else None
         if unchecked is not None and natural.form is not Form.REJECTED:
             reasons = (unchecked, *natural.why)
@@ -271,7 +280,7 @@ class Compilation:
         if natural.form is Form.REJECTED or form is None:
             return natural
         try:
-            return classify(flat, entry, force=form)
+            return classify(flat, entry, force=form, progress=progress)
         except KernelRejected as error:
             text = f"cannot have the form that was asked for: it {natural.why[0].text}"
             why = Reason(error.reason, text, error.instruction, error.line)

@@ -21,6 +21,7 @@ class Request:
     sm: int | None
     bounds_checks: bool = True
     kill: bool = True
+    progress: str | None = None
 
     @property
     def is_ptx(self) -> bool:

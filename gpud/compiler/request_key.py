@@ -51,6 +51,7 @@ def request_key(request: Request) -> bytes | None:
             request.sm,
             int(request.bounds_checks),
             int(request.kill),
+            request.progress,
             *toolkit,
         )
     )

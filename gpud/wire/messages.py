@@ -113,6 +113,12 @@ class Compile(NamedTuple):
         optional(choice("persistent", "sliced", "whole")),
         "bring every kernel into this form; nil: gpud chooses",
     ] = None
+    progress: Annotated[
+        str | None,
+        optional(choice("independent", "blocks")),
+        "of every kernel: no task block waits for one that has not begun, or they wait for one "
+        "another; nil: gpud finds out",
+    ] = None
 
 
 @_client(3)

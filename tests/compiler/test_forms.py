@@ -316,8 +316,7 @@ def test_retries_in_a_grid_stride_loop_are_no_grid_barrier() -> None:
         "int old = x[j & 15], seen; do { seen = old; old = atomicCAS(x + (j & 15), seen, seen * 3);"
         "} while (old != seen); }"
     )
-    assert decision.form is Form.PERSISTENT
-    assert decision.waits_on_blocks
+    assert codes(decision) == ["persistent"]
 
 
 # -- rejected ----------------------------------------------------------------------------------

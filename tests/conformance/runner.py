@@ -78,7 +78,7 @@ def rewritten(name: str, form: Form | None = None) -> Program:
     Raises:
         KernelRejected: gpud cannot run it.
     """
-    return compile_program(source_of(name).ptx, form=form)
+    return compile_program(source_of(name).ptx, form=form, progress=find(name).progress)
 
 
 class LoadedCase:

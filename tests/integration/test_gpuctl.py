@@ -155,7 +155,8 @@ def test_run_reads_and_writes_files(daemon: Daemon, tmp_path: Path) -> None:
 def test_run_of_a_template_online_in_another_form(daemon: Daemon) -> None:
     status, out, err = daemon.run(
         "fill<double>", "-g", "2", "-b", "32", "-a", "zeros:f64:8x8", "-a", "f64:1.5",
-        "--reservation", "1", "--exclusive", "--form", "sliced", "--option=-DN=4",
+        "--reservation", "1", "--exclusive", "--form", "sliced",
+        "--progress", "independent", "--option=-DN=4",
     )  # fmt: skip
     assert (status, err) == (0, "")
     assert "float64 8x8: 1.5 1.5" in out
@@ -177,6 +178,7 @@ def test_run_of_a_template_online_in_another_form(daemon: Daemon) -> None:
         ("trap", ["--device", "7"], 2, ["--device 7"]),
         ("trap", ["--shared", "10000000"], 1, ["shared"]),
         ("trap", ["--timeout", "0"], 2, ["--timeout"]),
+        ("trap", ["--progress", "none"], 2, ["independent or blocks"]),
         ("trap", ["--output", "0=x.npy"], 2, ["0 arguments"]),
     ],
 )

@@ -28,6 +28,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "docs/reference/ptx-support.md",
         "gpud/compiler/analysis/effects.py",
         "gpud/compiler/analysis/memory_accesses.py",
+        "gpud/compiler/analysis/spin_loops.py",
+        "gpud/compiler/analysis/waiting_cycles.py",
         "gpud/compiler/passes/safety/bounds_checks.py",
         "gpud/device/cpu/codegen/analysis/spin_loops.py",
         "gpud/device/cpu/lower/data_movement/atomics.py",

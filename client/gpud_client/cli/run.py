@@ -113,6 +113,14 @@ def run(
     form: Annotated[
         str | None, typer.Option("--form", help="Insist on a form: persistent, sliced or whole.")
     ] = None,
+    progress: Annotated[
+        str | None,
+        typer.Option(
+            "--progress",
+            help="Say of the task blocks: independent (none waits for one that has not begun) "
+            "or blocks (they wait for one another).",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Make random arrays from this seed.")
     ] = 0,
@@ -139,6 +147,8 @@ def run(
         raise typer.BadParameter("--timeout must be more than 0 seconds")
     if form not in (None, "persistent", "sliced", "whole"):
         raise typer.BadParameter(f"--form is persistent, sliced or whole, not {form!r}")
+    if progress not in (None, "independent", "blocks"):
+        raise typer.BadParameter(f"--progress is independent or blocks, not {progress!r}")
     source = _source(file)
 
     import numpy as np
@@ -162,7 +172,9 @@ def run(
             for one in held:
                 given[one.number] = one.array
             show_step(f"compiling {kernel} in {file.name}")
-            function = gpu.kernel(source, kernel, options=tuple(option or ()), form=form, device=on)
+            function = gpu.kernel(
+                source, kernel, tuple(option or ()), form, progress=progress, device=on
+            )
             show_step(f"translating {kernel} for {on.name}")
             with _usage_errors():
                 job = function.submit(

@@ -39,6 +39,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         names: tuple[str, ...],
         options: tuple[str, ...],
         form: str | None,
+        progress: str | None,
         device: Device,
     ) -> None:
         self._session = session
@@ -47,6 +48,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         self._names = names
         self._options = options
         self._form = form
+        self._progress = progress
         self._device = device
         self._loaded: dict[int, LoadedModule] = {}
 
@@ -109,7 +111,14 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         loaded = self._loaded.get(device.index)
         if loaded is None:
             core: ProtocolState = self._session._core
-            fields = (device.index, self._source, self._names, self._options, self._form)
+            fields = (
+                device.index,
+                self._source,
+                self._names,
+                self._options,
+                self._form,
+                self._progress,
+            )
             answer = yield Request(
                 lambda number: Compile(number, *fields),
                 undo=lambda answer: core.garbage.append(Unload(answer.module)),

@@ -11,19 +11,21 @@ Terms: a *polling read* is a volatile, relaxed, acquire or atomic read of global
 a loop *waits* if one of its exit conditions depends on a polling read inside it, or on a call that
 makes one. It is a *grid barrier* if the condition also depends on the size of the grid and the read
 makes no progress of its own (a load, a compare-and-swap, an exchange, or an atomic that adds 0).
+It waits for *any* block if the data chooses for which: `gpud.compiler.analysis.waiting_cycles`.
 
-Algorithm: backward slice from the conditions of the loop's exits, register by register,
-flow-insensitively: for waiting over the instructions of the loop; for the grid's size over the
-whole function, but not through addresses and other operands of memory reads (a retry loop on a
-counter whose address comes from a grid-stride index is no grid barrier). A compare-and-swap that is
-retried until it meets a value of the thread's own, such as the vertex that it hooks to another, is
-none either: what all blocks wait for does not depend on a thread's position. Cycles of any shape
-count as loops.
+Algorithm: backward slice from the conditions of the loop's exits, register by register, flow-
+insensitively: for waiting over the instructions of the loop; for the grid's size over the whole
+function, but not through addresses and other operands of memory reads (a retry loop on a counter
+whose address comes from a grid-stride index is no grid barrier). A loop that ends with a value of
+the thread's own, such as the vertex that it hooks to another, is none either: what all blocks wait
+for does not depend on a thread's position. A compare-and-swap whose expected value the loop reads
+anew fails only where another thread succeeded, so it waits for nobody. Cycles of any shape count as
+loops.
 
 Properties:
 * every loop that ends only when another block writes memory through such reads is found (a plain
   load in a loop may be hoisted, so correct programs do not wait with one);
-* retry loops around ``atom.cas`` are reported too: that costs speed, never correctness.
+* loops that take locks are reported too: that costs speed, never correctness.
 
 Source: PTX ISA 9.0, chapter 8 (memory consistency model).
 """
@@ -33,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import (
     CALL,
@@ -47,34 +49,53 @@ from gpud.compiler.analysis.effects import (
     state_space,
     written,
 )
-from gpud.compiler.ptx.model import Immediate, Instruction
+from gpud.compiler.analysis.waiting_cycles import poll_of_any_block
+from gpud.compiler.ptx.model import Immediate, Instruction, Register
 
-__all__ = ["SpinLoop", "find_spin_loops"]
+__all__ = ["SpinLoop", "find_spin_loops", "may_change_memory"]
 
 _READ_ONLY_IF_ZERO = ("add", "or", "xor", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class SpinLoop:
-    """A loop that waits on ``read``; ``for_grid``: apparently for all blocks of the grid."""
+    """A loop that waits on ``read``.
+
+    Attributes:
+        read: the polling read.
+        function: the function with the loop.
+        for_grid: it apparently waits for all blocks of the grid.
+        for_any: its data chooses for which block it waits.
+    """
 
     read: Instruction
     function: str
     for_grid: bool
+    for_any: bool = False
 
 
 def find_spin_loops(call_graph: CallGraph, entry: str) -> list[SpinLoop]:
     """Return the loops that wait in ``entry`` and in all functions that it can reach."""
     closure = call_graph.closure(entry)
-    polls = any(uses.bits & VOLATILE for uses in closure)
-    if not polls:
+    if not any(uses.bits & VOLATILE or _orders_memory(uses) for uses in closure):
         return []
     sized_by_call = any(_reads_grid_size(uses.specials) for uses in closure[1:])
     loops = []
     for uses in closure:
-        if uses.may_cycle and uses.bits & (VOLATILE | CALL):
+        if not uses.may_cycle:
+            continue
+        if uses.bits & (VOLATILE | CALL):
             loops += _spin_loops_of(call_graph.flow(uses.function.name), call_graph, sized_by_call)
+        if uses.bits & VOLATILE or _orders_memory(uses):
+            name = uses.function.name
+            poll = poll_of_any_block(call_graph.flow(name), may_change_memory)
+            if poll is not None:
+                loops.append(SpinLoop(poll, name, for_grid=False, for_any=True))
     return loops
+
+
+def _orders_memory(uses: FunctionSummary) -> bool:
+    return "membar" in uses.bases or "fence" in uses.bases
 
 
 def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool) -> list[SpinLoop]:
@@ -91,7 +112,8 @@ def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool
             if last is None or len(flow.blocks[block].successors) < 2:
                 continue
             sliced = _slice((register.name for register in read(last)), writes)
-            poll = next((ins for ins in sliced if _polls(ins, call_graph)), None)
+            polls = (ins for ins in sliced if _polls(ins, call_graph))
+            poll = next((ins for ins in polls if not _is_retry(ins, flow)), None)
             if poll is None:
                 continue
             for_grid = False
@@ -106,7 +128,7 @@ def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool
                 for_grid = any(
                     _reads_grid_size(special_registers(ins)) or (sized_by_call and is_call(ins))
                     for ins in condition
-                ) and not (poll.opcode.has("cas") and any(map(_is_own_position, condition)))
+                ) and not any(map(_is_own_position, condition))
             spinning.append(SpinLoop(poll, flow.function.name, for_grid))
     return spinning
 
@@ -128,6 +150,28 @@ def _polls(ins: Instruction, call_graph: CallGraph) -> bool:
         )
     space = state_space(ins.opcode)
     return is_volatile_or_atomic_read(ins) and space in ("global", "generic")
+
+
+def _is_retry(ins: Instruction, flow: ControlFlow) -> bool:
+    """Return whether ``ins`` is a compare-and-swap with a value that its loop reads anew."""
+    if ins.opcode.base != "atom" or not ins.opcode.has("cas") or len(ins.operands) < 4:
+        return False
+    expected = ins.operands[2]
+    if not isinstance(expected, Register):
+        return False
+    for loop in sorted(flow.loops, key=lambda loop: len(loop.blocks)):
+        inside = [p.instruction for block in loop.blocks for p in flow.blocks[block].places]
+        if any(one is ins for one in inside):  # the innermost one
+            expects = _slice((expected.name,), _writes(inside))
+            return any(flags(one.opcode) & MEMORY_READ for one in expects)
+    return False
+
+
+def may_change_memory(ins: Instruction) -> bool:
+    """Return whether ``ins`` is an atomic that may change memory."""
+    return ins.opcode.base == "atom" and (
+        ins.opcode.has("cas") or ins.opcode.has("exch") or _changes_memory(ins)
+    )
 
 
 def _changes_memory(ins: Instruction) -> bool:

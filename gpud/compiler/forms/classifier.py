@@ -84,13 +84,16 @@ class Decision:
             raise KernelRejected(first.code, message, first.instruction, first.line)
 
 
-def classify(module: Module, entry: str, *, force: Form | None = None) -> Decision:
+def classify(
+    module: Module, entry: str, *, force: Form | None = None, progress: str | None = None
+) -> Decision:
     """Decide the form of a kernel.
 
     Args:
         module: a flat module.
         entry: the kernel's name.
         force: use this form if it is legal.
+        progress: what the program says of its blocks, one of `gpud.compiler.forms.rules.PROGRESS`.
 
     Raises:
         KernelNotFound: the module defines no such kernel.
@@ -98,7 +101,7 @@ def classify(module: Module, entry: str, *, force: Form | None = None) -> Decisi
     """
     if entry not in module.entries():
         raise KernelNotFound(entry, tuple(module.entries()))
-    decision = _decide(Case(call_graph(module), entry))
+    decision = _decide(Case(call_graph(module), entry, progress))
     return decision if force is None or force is decision.form else _forced(decision, force)
 
 
@@ -144,7 +147,10 @@ def _decide(case: Case) -> Decision:
         why = (_why_persistent(case),)
     waits = form is not Form.REJECTED and bool(case.spin_loops)
     if waits and form is not Form.WHOLE:
-        text = "waits in a loop for other blocks, so claims are of one task block, none in advance"
+        text = (
+            "waits in a loop for other blocks, so claims are of one task block, none in advance; "
+            "if it waits for later ones, say progress='blocks'"
+        )
         why += (reason("waits-on-blocks", text, case.spin_loops[0].read),)
     shape = case.hazards.shape if persistent else Shape.ANY
     if shape:

@@ -41,12 +41,17 @@ __all__ = [
     "GRID_REGISTERS",
     "KNOWN_EXTERNALS",
     "PARAMETER_BYTES",
+    "PROGRESS",
     "RULES",
     "SLOT_BYTES",
     "Case",
     "reason",
     "tensor_core_uses",
 ]
+
+INDEPENDENT, BLOCKS = PROGRESS = ("independent", "blocks")
+"""What a program may say of a kernel's task blocks: that none waits for one that has not begun, or
+that they wait for one another, so that all must be resident."""
 
 GRID_REGISTERS = ("%envreg1", "%envreg2")
 """The registers in which cooperative groups find the address of the workspace of ``grid.sync()``,
@@ -68,11 +73,15 @@ _CONTROL_BYTES = 8
 
 
 class Case:
-    """One entry of a module, with the results of analyses that several rules use."""
+    """One entry of a module, with the results of analyses that several rules use.
 
-    def __init__(self, call_graph: CallGraph, entry: str) -> None:
+    ``progress`` is what the program says of its blocks, one of `PROGRESS`; None: nothing.
+    """
+
+    def __init__(self, call_graph: CallGraph, entry: str, progress: str | None = None) -> None:
         self.call_graph = call_graph
         self.entry = entry
+        self.progress = progress
         self.closure = call_graph.closure(entry)
         self.function = call_graph.functions[entry]
 
@@ -212,9 +221,27 @@ def _grid_sync(case: Case) -> Reason | None:
 
 def _grid_barrier(case: Case) -> Reason | None:
     wait = next((wait for wait in case.spin_loops if wait.for_grid), None)
-    if wait is None:
+    if wait is None or case.progress == INDEPENDENT:
         return None
-    return reason("grid-barrier", "waits in a loop for all blocks of the grid", wait.read)
+    text = "waits in a loop for all blocks of the grid; if it does not, say progress='independent'"
+    return reason("grid-barrier", text, wait.read)
+
+
+def _waits_on_any_block(case: Case) -> Reason | None:
+    wait = next((wait for wait in case.spin_loops if wait.for_any), None)
+    if wait is None or case.progress == INDEPENDENT:
+        return None
+    text = (
+        "waits in a loop for blocks that its data chooses; if none waits for a later one, say "
+        "progress='independent'"
+    )
+    return reason("waits-on-any-block", text, wait.read)
+
+
+def _progress_blocks(case: Case) -> Reason | None:
+    if case.progress != BLOCKS:
+        return None
+    return reason("progress-blocks", "its blocks wait for one another, as its program says")
 
 
 def _parameters_full(case: Case) -> Reason | None:
@@ -338,6 +365,8 @@ RULES: tuple[tuple[Form, Rule], ...] = (
     (Form.WHOLE, _cluster),
     (Form.WHOLE, _grid_sync),
     (Form.WHOLE, _grid_barrier),
+    (Form.WHOLE, _waits_on_any_block),
+    (Form.WHOLE, _progress_blocks),
     (Form.WHOLE, _parameters_full),
     (Form.WHOLE, _vector_coordinates),
     (Form.SLICED, _collective_after_exit),

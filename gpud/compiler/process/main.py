@@ -152,6 +152,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
                 form=job.form,
                 sm=job.sm,
                 bounds_checks=job.bounds_checks,
+                progress=job.progress,
                 cache=_cache(job.cache_dir),
                 dump=dump,
             )

@@ -69,6 +69,11 @@ class CompileJob(NamedTuple):
         "folder of compiled programs; nil: the default one; empty: keep none",
     ] = None
     bounds_checks: Annotated[bool, flag(), "check every access to memory"] = True
+    progress: Annotated[
+        str | None,
+        optional(choice("independent", "blocks")),
+        "what the program says of its kernels' blocks; nil: nothing",
+    ] = None
 
 
 @_process(64)

@@ -94,7 +94,12 @@ class ProgramRequests:
             )
 
         source = Source(
-            message.source, message.names, message.options, message.form, device.info.capability
+            message.source,
+            message.names,
+            message.options,
+            message.form,
+            device.info.capability,
+            message.progress,
         )
         waiter = CompileWaiter(session.uid, on_compiled)
         session.waiters[waiter] = None

@@ -31,6 +31,7 @@ class Source(NamedTuple):
     options: tuple[str, ...]
     form: str | None
     sm: int | None
+    progress: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -129,6 +130,7 @@ class CompileProcess:
                 sm=source.sm,
                 cache_dir=cache_dir,
                 bounds_checks=bounds_checks,
+                progress=source.progress,
             )
         )
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)

@@ -137,6 +137,7 @@ class Case:
         forms: the forms in which the kernel is run. What only the rewriter provides, a plain launch
             does not: the workspace of a grid that is synchronised.
         expected_form: what the analysis must choose.
+        progress: what the program says of its blocks, as `compile_program` takes it.
         rejection: a word that the reason code of a rejected kernel must contain.
         output: ``printf`` lines in any order, computed from the arguments; ``None`` for a kernel
             that prints nothing.
@@ -165,6 +166,7 @@ class Case:
     atol: float = 0.0
     forms: frozenset[Form] = ALL_FORMS
     expected_form: ExpectedForm = "persistent"
+    progress: str | None = None
     rejection: str = ""
     output: Callable[[list[Any]], Sequence[str]] | None = None
     symbols: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)

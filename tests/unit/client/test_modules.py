@@ -20,9 +20,9 @@ from tests.unit.client.fake_daemon import SAXPY, TIMEOUT_S, FakeDaemon, kernel
 def test_what_a_kernel_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
     daemon.kernels = [kernel("axpy<float>", SAXPY, entry="_Z4axpyIfE", form="sliced")]
     options: Any = iter(["-DN=4"])  # more than is promised
-    k = gpu.kernel("source", "axpy<float>", options=options, form="sliced")
+    k = gpu.kernel("source", "axpy<float>", options=options, form="sliced", progress="blocks")
     message = daemon.of(wm.Compile)[0]
-    assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced")
+    assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced", "blocks")
     assert (k.name, k.form, k.why) == ("axpy<float>", "sliced", ("no departures",))
     assert k.params[0] == gc.Parameter("p0", "float", 4, 4, 0)
     assert len(k.params) == 4
@@ -67,6 +67,8 @@ def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: FakeD
         (lambda gpu: gpu.kernel("source", "k", options=[1]), TypeError),
         (lambda gpu: gpu.kernel("source", "k", options=None), TypeError),
         (lambda gpu: gpu.kernel("source", "k", form="round"), ValueError),
+        (lambda gpu: gpu.kernel("source", "k", progress="none"), ValueError),
+        (lambda gpu: gpu.module("source", progress="none"), ValueError),
         (lambda gpu: gpu.kernel("source", "k", device=9), ValueError),
         (lambda gpu: gpu.module("source", "k"), TypeError),
         (lambda gpu: gpu.query("gossip"), ValueError),

@@ -7,8 +7,10 @@ should not pay for that.
 Approach: a loop *waits* if its exit conditions depend on memory that others may change: on a
 volatile, relaxed, acquire, ``.cv`` or atomic read, an ``mbarrier`` test, or a call. A
 compare-and-swap whose expected value the loop itself computes anew is a retry, not a wait: it fails
-only when another thread succeeded. A path around a loop that passes a block-wide barrier yields
-there, so only the other paths count.
+only when another thread succeeded. A loop also waits if what such a load returned decides which of
+several values its exits test, and no exit is the thread's own
+(`gpud.compiler.analysis.waiting_cycles`). A path around a loop that passes a block-wide barrier
+yields there, so only the other paths count.
 
 Algorithm: backward slice from the loop's exit conditions over the instructions of the loop,
 register by register, flow-insensitively.
@@ -30,6 +32,9 @@ from gpud.compiler.analysis.effects import (
     state_space,
     written,
 )
+from gpud.compiler.analysis.liveness import Liveness
+from gpud.compiler.analysis.spin_loops import may_change_memory
+from gpud.compiler.analysis.waiting_cycles import Cycle
 from gpud.compiler.ptx import model as ptx
 
 __all__ = ["spin_headers"]
@@ -38,6 +43,7 @@ __all__ = ["spin_headers"]
 def spin_headers(flow: ControlFlow) -> frozenset[int]:
     """Return the header blocks of the loops that wait; a thread yields at the back edge to one."""
     headers = set()
+    liveness: Liveness | None = None
     for loop in flow.loops:
         blocks = _without_barriers(flow, loop)
         inside = [place.instruction for b in sorted(blocks) for place in flow.blocks[b].places]
@@ -52,6 +58,11 @@ def spin_headers(flow: ControlFlow) -> frozenset[int]:
                 conditions.update(r.name for r in read(last))
         if _reads_shared_state(inside, conditions):
             headers.add(loop.header)
+        elif blocks and any(map(is_volatile_or_atomic_read, inside)):
+            liveness = liveness or Liveness(flow)
+            cycle = Cycle(flow, sorted(blocks), ("global", "generic", "shared"))
+            if cycle.polls_that_decide(liveness, may_change_memory):
+                headers.add(loop.header)
     return frozenset(headers)
 
 
