@@ -5,11 +5,12 @@
 Problem: what the host does in Python before a driver call or a store adds to every launch and every
 release, and needs no GPU to be measured. Approach: the stepped model of the driver with the SMs of
 an H100, on which blocks are where a test puts them; the time spent inside the model is subtracted,
-and the calls are counted. Times are of the thread's processor, so that others on the machine do not
+and the calls are counted, those by native code, too, whose arguments the model converts on the
+host's time. Times are of the thread's processor, so that others on the machine do not
 count. How long the driver's own calls take on a GPU is not known here.
 
 ``start``     `Run.resize` of a prepared sequence of one launch, to its ``cuLaunchKernel``
-``launch``    each further launch of a sequence, as they are queued
+``launch``    each further launch of a sequence, as they are queued; and until 12 are
 ``end``       from the launch's end, as the watcher sees it, to the end of the run
 ``release``   `Run.resize` of a run with all blocks resident: to the first word that changes, and
               in all
@@ -36,6 +37,7 @@ from bench.harness.machine import describe
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.launch.batch import LAUNCH_PATHS
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS, ReleasePath
 from gpud.device.interface import LaunchSpec
 from tests.driver_model import SteppedDriver
@@ -90,15 +92,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300)
     rounds = parser.parse_args().rounds
     found: dict[str, dict[str, float]] = {}
-    for path in RELEASE_PATHS:
-        found[path] = measured(path, rounds)
-        print(f"{path:<14}" + "  ".join(f"{k} {v:.1f}" for k, v in found[path].items()), flush=True)
+    variants = [(path, LAUNCH_PATHS[0]) for path in RELEASE_PATHS]
+    for path, way in [*variants, *(("mapped", way) for way in LAUNCH_PATHS[1:])]:
+        name = path if way == LAUNCH_PATHS[0] else f"{path}, {way}"
+        found[name] = measured(path, way, rounds)
+        print(f"{name:<16}" + "  ".join(f"{k} {v:.1f}" for k, v in found[name].items()), flush=True)
     OUT.write_text(json.dumps({"machine": describe(), "rounds": rounds, **found}, indent=1) + "\n")
     return 0
 
 
-def measured(path: str, rounds: int) -> dict[str, float]:
-    """Return the medians of one release path, in microseconds, and numbers of calls."""
+def measured(path: str, way: str, rounds: int) -> dict[str, float]:
+    """Return the medians of a release path and a launch path, in microseconds, and calls."""
     fake = TimedDriver(sms=SMS, room=SMS * OCCUPANCY)
     fake.occupancy = OCCUPANCY
     samples: dict[str, list[float]] = {}
@@ -106,7 +110,7 @@ def measured(path: str, rounds: int) -> dict[str, float]:
     def note(name: str, value: float) -> None:
         samples.setdefault(name, []).append(value)
 
-    with CUDADevice(driver=Driver(fake), release=path, watch=False) as device:
+    with CUDADevice(driver=Driver(fake), release=path, launches=way, watch=False) as device:
         kernel = device.load(PROGRAM).kernel("persistent_a")
         spec = LaunchSpec(kernel, "persistent", (TOTAL, 1, 1), (32, 1, 1), bytes(8))
         one, several = device.prepare([spec]), device.prepare([spec] * KERNELS)
@@ -127,6 +131,7 @@ def measured(path: str, rounds: int) -> dict[str, float]:
         "start_us": middle["start to launch"],
         "start_calls": middle["start calls"],
         "launch_us": (middle["several in all"] - middle["start in all"]) / (KERNELS - 1),
+        "launches_queued_us": middle["several to last"],
         "launch_calls": (middle["several calls"] - middle["start calls"]) / (KERNELS - 1),
         "end_us": middle["end"],
         "release_first_word_us": middle["release to word"],
@@ -143,8 +148,8 @@ def _timed(
     calls, inside, began = len(fake.calls), fake.inside_ns, time.thread_time_ns()
     run.resize(SMS * OCCUPANCY)
     ended = time.thread_time_ns()
-    if name == "start":
-        note(f"{name} to launch", (fake.launched_ns - (began - inside)) / 1e3)
+    last = "launch" if name == "start" else "last"
+    note(f"{name} to {last}", (fake.launched_ns - (began - inside)) / 1e3)
     note(f"{name} in all", (ended - began - (fake.inside_ns - inside)) / 1e3)
     note(f"{name} calls", len(fake.calls) - calls)
     return run

@@ -213,8 +213,13 @@ def launch(result: Result) -> Iterator[Row]:
 def cuda_host(result: Result) -> Iterator[Row]:
     own = result["mapped"]
     yield (
-        "CUDA device over a model of the driver, host's own time: a launch begun, each further",
-        f"{own['start_us']:.0f} us, {own['launch_us']:.0f} us and {own['launch_calls']:.0f} calls",
+        "CUDA device over a model of the driver, host's own time: a launch begun",
+        f"{own['start_us']:.0f} us",
+    )
+    ways = {"graph": own, **{way: result[f"mapped, {way}"] for way in ("native", "calls")}}
+    yield (
+        "... each further launch of a sequence: in a graph, by native code, from Python",
+        ", ".join(f"{found['launch_us']:.1f}" for found in ways.values()) + " us",
     )
     yield (
         "... a release to its first store, in all; a run ended",

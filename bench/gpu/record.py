@@ -31,7 +31,8 @@ def need_gpu() -> None:
     if why:
         print(f"this needs an NVIDIA GPU: {why}", file=sys.stderr)
         raise SystemExit(1)
-    print(f"gpud's release path: {release_path()}", flush=True)
+    paths = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in gpud_paths().items())
+    print(f"gpud's {paths}", flush=True)
 
 
 def release_path() -> str:
@@ -39,15 +40,23 @@ def release_path() -> str:
     return load(file=os.devnull).release_path
 
 
+def gpud_paths() -> dict[str, str]:
+    """Return the release path and the launch path, from ``GPUD_LAUNCH_PATH``, as daemons do."""
+    found = load(file=os.devnull)
+    return {"release_path": found.release_path, "launch_path": found.launch_path}
+
+
 def cuda_device(**options: Any) -> Any:
     """gpud's CUDA device, to be used in a ``with`` block."""
     sys.setswitchinterval(1e-4)  # as a device host does
-    return CUDADevice(0, **{"release": release_path(), **options})
+    paths = gpud_paths()
+    ours = {"release": paths["release_path"], "launches": paths["launch_path"]}
+    return CUDADevice(0, **{**ours, **options})
 
 
 def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path | None = None) -> Path:
     """Write ``gpu_NAME.json``: the machine, GPU, release path, date and the results."""
-    where = {"machine": describe(), **gpu.describe(), "release_path": release_path()}
+    where = {"machine": describe(), **gpu.describe(), **gpud_paths()}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     into = RESULTS if folder is None else folder
     into.mkdir(parents=True, exist_ok=True)
@@ -84,8 +93,9 @@ class Rows:
             found = json.loads((self._folder / f"gpu_{self._name}.json").read_text())
         except (OSError, ValueError):
             return []
-        here = {**self._gpu.describe(), "release_path": release_path()}
-        same = all(found.get(key) == here[key] for key in ("gpu", "driver", "release_path"))
+        here = {**self._gpu.describe(), **gpud_paths()}
+        known = ("gpu", "driver", "release_path", "launch_path")
+        same = all(found.get(key) == here[key] for key in known)
         if found.get("complete", True) or not same or found["settings"] != self._settings:
             return []
         rows: list[dict[str, Any]] = found["rows"]

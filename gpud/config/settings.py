@@ -167,6 +167,12 @@ class Config:
         "poll a word in the GPU's memory, which other blocks set (news), or the driver by "
         "write_value, copy or memset",
     )
+    launch_path: str = _setting(
+        types.choice("graph", "native", "calls"),
+        "graph",
+        "how launches of a sequence that runs again are queued on a GPU: as a CUDA graph, by "
+        "native code, or by one call from Python after the other",
+    )
     hold_ns: int = _setting(
         quantities.duration("ms", most_s=60),
         "0 ms",

@@ -10,8 +10,10 @@ Approach: one model of the driver's state, in parts, and two ways to run launche
 ``handles``         handles that were created and not destroyed, of the bindings' own types
 ``contexts``        the device, contexts and which of them is current in a thread
 ``memory``          allocations, page-locked memory, reserved addresses and mappings
-``streams``         streams, events, graphs, host functions, copies in stream order
+``streams``         streams, events, host functions, copies in stream order
+``graphs``          graphs that are captured from streams
 ``modules``         programs, functions, launches and their parameters
+``entry_points``    addresses of functions, for native code
 ``green_contexts``  green contexts
 ``blocks``          what blocks of a `SteppedDriver` do, by kernel
 ``stepped_driver``  `SteppedDriver`: time passes only when a test steps it, and blocks do what

@@ -11,6 +11,8 @@ from typing import Any
 from cuda.bindings import driver as real
 
 from tests.driver_model.contexts import Contexts
+from tests.driver_model.entry_points import EntryPoints
+from tests.driver_model.graphs import Graphs
 from tests.driver_model.green_contexts import GreenContexts
 from tests.driver_model.handles import Handles, Misuse
 from tests.driver_model.memory import Memory
@@ -45,7 +47,8 @@ class ModelDriver:
         initialised: whether ``cuInit`` was called before.
 
     Attributes:
-        contexts, memory, streams, modules, green: the parts.
+        contexts, memory, streams, graphs, modules, green, entry_points: the parts.
+        raised: a misuse by native code, for the next call by name to raise; None: there was none.
         handles: of all of them.
         fail_at: the number of the call that fails, from 1; 0: none.
         fail_with: its status.
@@ -72,8 +75,11 @@ class ModelDriver:
         self.contexts = Contexts(self, device, name, memory_bytes)
         self.memory = Memory(self, memory_bytes, granule)
         self.streams = Streams(self)
+        self.graphs = Graphs(self)
         self.modules = Modules(self, programs, device)
         self.green = GreenContexts(self, device)
+        self.entry_points = EntryPoints(self)
+        self.raised: BaseException | None = None
         self.fail_at = 0
         self.fail_with = "UNKNOWN_TO_US"
         self.only: tuple[str, ...] = ()
@@ -111,7 +117,10 @@ class ModelDriver:
         Raises:
             AttributeError: it has none.
         """
-        for part in (self.contexts, self.memory, self.streams, self.modules, self.green):
+        for part in (
+            self.contexts, self.memory, self.streams, self.graphs, self.modules, self.green,
+            self.entry_points,
+        ):  # fmt: skip
             found: Callable[..., Any] | None = getattr(part, name, None)
             if found is not None:
                 return found
@@ -126,6 +135,9 @@ class ModelDriver:
     def _called(
         self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[Any, ...]:
+        if self.raised is not None:
+            error, self.raised = self.raised, None
+            raise error
         self.calls.append(name)
         self.seen.setdefault(name, arguments)
         refused = self._refusal(name)

@@ -302,6 +302,8 @@ class Modules:
         launch = Launch(function, grid, block, shared, on, self._raw(function, pointers))
         with self._driver.lock:
             loaded.flying += on.captured is None
+            if on.captured is not None:
+                on.captured.programs.append(loaded)
         captured = on.captured is not None
 
         def begin(over: Callable[[], None]) -> None:

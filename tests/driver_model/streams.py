@@ -26,13 +26,26 @@ _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _BAD = real.CUresult.CUDA_ERROR_INVALID_VALUE
 
 
+class Captured:
+    """What a graph is made of.
+
+    Attributes:
+        items: as of a stream.
+        programs: that its kernels belong to.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Begin] = []
+        self.programs: list[Any] = []
+
+
 class Stream:
     """The items of a stream that are not over.
 
     Attributes:
         sms: where its kernels run; None: anywhere.
         queue: the items, in order; while the stream is busy, the first has begun.
-        captured: the items that are being captured into a graph; None: it is not capturing.
+        captured: what is being captured into a graph; None: it is not capturing.
     """
 
     def __init__(self, priority: int = 0) -> None:
@@ -40,7 +53,7 @@ class Stream:
         self.sms: tuple[int, ...] | None = None
         self.queue: deque[Begin] = deque()
         self.busy = False
-        self.captured: list[Begin] | None = None
+        self.captured: Captured | None = None
 
     @property
     def idle(self) -> bool:
@@ -66,7 +79,7 @@ class Event:
 
 
 class Streams:
-    """All streams, events and graphs.
+    """All streams and events.
 
     Attributes:
         null: the null stream.
@@ -88,7 +101,7 @@ class Streams:
         on = self.of(handle)
         with self._driver.lock:
             if on.captured is not None:
-                on.captured.append(begin)
+                on.captured.items.append(begin)
                 return
             on.queue.append(begin)
         self._driver.moved(on)
@@ -131,6 +144,14 @@ class Streams:
     def are_idle(self) -> bool:
         """Whether all streams are idle."""
         return all(one.idle for one in self.all)
+
+    def reach(self, point: Point) -> None:
+        """Have a point be reached now, and what waits for it go on."""
+        with self._driver.lock:
+            point.at = time.perf_counter()
+            waiting, point.waiting = point.waiting, []
+        for call in waiting:
+            call()
 
     def now(self, handle: Any, act: Callable[[], object]) -> None:
         """Put an item on a stream that is over at once."""
@@ -191,17 +212,12 @@ class Streams:
 
     def cuEventRecord(self, event: Any, stream: Any) -> None:
         found: Event = self._driver.handles.of("event", event)
+        if self.of(stream).captured is not None:
+            raise Misuse("an event is captured, which can be neither queried nor waited for then")
         found.recorded = True
         point = found.point = Point()
 
-        def reach() -> None:
-            with self._driver.lock:
-                point.at = time.perf_counter()
-                waiting, point.waiting = point.waiting, []
-            for call in waiting:
-                call()
-
-        self.now(stream, reach)
+        self.now(stream, lambda: self.reach(point))
 
     def cuEventQuery(self, event: Any) -> Any:
         reached = self._driver.handles.of("event", event).point.at is not None
@@ -219,32 +235,6 @@ class Streams:
         if began is None or ended is None:
             return real.CUresult.CUDA_ERROR_NOT_READY
         return 1e3 * (ended - began)
-
-    # -- graphs
-
-    def cuStreamBeginCapture(self, stream: Any, mode: Any) -> Any:
-        if mode != real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL:
-            raise Misuse(f"the model does not capture in mode {mode!r}")
-        found = self.of(stream)
-        if found is self.null or found.captured is not None:
-            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-        found.captured = []
-        return None
-
-    def cuStreamEndCapture(self, stream: Any) -> Any:
-        found = self.of(stream)
-        captured, found.captured = found.captured, None
-        if captured is None:
-            return real.CUresult.CUDA_ERROR_ILLEGAL_STATE
-        return self._driver.handles.new("graph", captured)
-
-    def cuGraphInstantiate(self, graph: Any, flags: int) -> Any:
-        captured = self._driver.handles.of("graph", graph)
-        return self._driver.handles.new("graph_exec", tuple(captured))
-
-    def cuGraphLaunch(self, graph: Any, stream: Any) -> None:
-        for begin in self._driver.handles.of("graph_exec", graph):
-            self.put(stream, begin)
 
     # -- memory in stream order
 

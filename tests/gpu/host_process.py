@@ -23,7 +23,8 @@ SMS = 2
 def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
     """Open the device that ``spec`` names: the model has one."""
     driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
-    return CUDADevice(spec.number, release=settings.release_path, driver=driver)
+    paths = {"release": settings.release_path, "launches": settings.launch_path}
+    return CUDADevice(spec.number, **paths, driver=driver)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bench.harness.timing import Spread
 from tests.gpu.test_bench_timestamps import made
 
 WHERE = {
-    "gpu": "A GPU", "driver": "1.2", "release_path": "mapped",
+    "gpu": "A GPU", "driver": "1.2", "release_path": "mapped", "launch_path": "graph",
     "date": "2026-01-02T03:04:05+00:00",
 }  # fmt: skip
 
@@ -102,7 +102,12 @@ def test_the_page_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) ->
     for name, value in others.items():
         (tmp_path / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))
     page = summary.page(tmp_path)
-    assert page.count("## On a GPU: A GPU, driver 1.2, release path mapped, 2026-01-02\n") == 1
+    assert (
+        page.count(
+            "## On a GPU: A GPU, driver 1.2, release path mapped, launch path graph, 2026-01-02\n"
+        )
+        == 1
+    )
     for row in (
         "that wait for a kernel that runs | cuMemFree | `make gpu-bench-waits`",
         "... launches on other streams that it holds up | none |",

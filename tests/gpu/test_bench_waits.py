@@ -49,6 +49,7 @@ def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
     found = calls(BusyKernel(gpu, 0.05))
     assert found["cuMemFree"]["waits"]
     assert found["cuMemFreeHost"]["waits"]
+    assert not found["cuStreamBeginCapture to cuGraphInstantiate"]["waits"]
     assert {"cuMemHostAlloc", "cuMemHostUnregister", "cuStreamDestroy", "cuGreenCtxDestroy"} <= {
         *found
     }

@@ -66,6 +66,12 @@ def calls(busy: BusyKernel) -> dict[str, Any]:
     _mapping(busy, pair)
     with suppress(DriverError):  # older drivers have no green contexts
         _green(busy, pair)
+    pair(
+        "cuStreamBeginCapture to cuGraphInstantiate",
+        lambda: _graph(busy),
+        "cuGraphExecDestroy",
+        lambda it: check(cu.cuGraphExecDestroy(it)),
+    )
     memory = gpu.buffer(np.zeros(1024, np.uint8))
     given = np.zeros(1024, np.uint8)
     found["cuMemcpyHtoD"] = busy.run_beside(lambda: memory.set(given))
@@ -76,6 +82,20 @@ def calls(busy: BusyKernel) -> dict[str, Any]:
         lambda: check(cu.cuFuncSetAttribute(wide, which, wide_bytes(gpu)))
     )
     return found
+
+
+def _graph(busy: BusyKernel) -> Any:
+    """Make an executable graph of some launches."""
+    cu, (stream, _) = busy.gpu.cu, busy.others
+    check(
+        cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    )
+    for _ in range(16):
+        busy.launch("quick", stream)
+    graph = check(cu.cuStreamEndCapture(stream))
+    made = check(cu.cuGraphInstantiate(graph, 0))
+    check(cu.cuGraphDestroy(graph))
+    return made
 
 
 def _linked(busy: BusyKernel) -> dict[str, Any]:

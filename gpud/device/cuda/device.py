@@ -31,6 +31,7 @@ from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.armed_records import RecordPool
+from gpud.device.cuda.launch.batch import LAUNCH_PATHS, batch_maker, check_launch_path
 from gpud.device.cuda.launch.gate import GATE, PTX
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
@@ -65,6 +66,8 @@ class CUDADevice:
             `gpud.device.cuda.launch.release_path`.
         by_sm: True: a shrinking launch releases the blocks that empty whole SMs; False: those with
             the highest indices, for comparison. See `gpud.device.cuda.placement.release_order`.
+        launches: how launches of a sequence that runs again are queued: one of
+            `gpud.device.cuda.launch.batch.LAUNCH_PATHS`.
         dump: writes the programs as they are loaded; None: nobody wants to see them.
         driver: replaces the machine's driver in tests.
         watch: whether to start the watcher thread and the watchdog; tests may poll by hand instead.
@@ -73,6 +76,7 @@ class CUDADevice:
         context, launches, watcher, quiescer, partitioner, arenas, host_blocks, device_blocks,
             output_buffers, control_stream, control_event: shared by all runs, see
             `gpud.device.cuda.execution.run_context.RunContext`.
+        batches: how launches were queued is in its ``counts``; None: one by one.
         partitions: how many SMs a job may reserve exclusively.
         lock: guards all runs.
 
@@ -89,6 +93,7 @@ class CUDADevice:
         index: int = 0,
         *,
         release: str = "mapped",
+        launches: str = LAUNCH_PATHS[0],
         by_sm: bool = True,
         dump: DumpFolder | None = None,
         driver: Driver | None = None,
@@ -97,6 +102,7 @@ class CUDADevice:
         if release not in RELEASE_PATHS:
             known = ", ".join(RELEASE_PATHS)
             raise InvalidArgument(f"there is no release path {release!r}; there are {known}")
+        check_launch_path(launches)
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
         self._closed = False
@@ -144,6 +150,7 @@ class CUDADevice:
             undo.callback(self.launches.streams.close)
             self.launches.streams.prepare()
             undo.callback(self._unload_all)
+            self.batches = batch_maker(launches, context, self.launches, undo)
             self._preparation = Preparation(
                 self.sms, self.host_blocks, self.output_buffers, self.occupancy
             )
@@ -151,7 +158,7 @@ class CUDADevice:
                 context, self.sms, self.launches, self.host_blocks, self.device_blocks,
                 self.output_buffers, self.control_stream, self.control_event,
                 RecordPool(context, self.launches, self.host_blocks, self.device_blocks,
-                           self.control_event),
+                           self.control_event, self.batches),
             )  # fmt: skip
             self._run_context = RunContext(
                 self.lock, resources, watcher, self.quiescer, self.partitioner, self.arenas,

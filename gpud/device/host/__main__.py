@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
     parser.add_argument("--release-path", default="mapped", help="of a GPU")
+    parser.add_argument("--launch-path", default="graph", help="of a GPU")
     parser.add_argument("--dump", help="the folder to write LLVM IR, or loaded PTX, to")
     parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.compile_seconds,
             options.compile_memory_bytes,
             options.release_path,
+            options.launch_path,
             options.dump,
             options.dump_kernels,
         )
@@ -82,6 +84,7 @@ class DeviceSettings(NamedTuple):
         compile_seconds, compile_memory_bytes: limits of the CPU device's compiler process for one
             kernel; 0 bytes: no limit.
         release_path: see `gpud.device.cuda.launch.release_path`.
+        launch_path: see `gpud.device.cuda.launch.batch`.
         dump, dump_kernels: arguments of `gpud.compiler.dump_folder.DumpFolder`, the second with
             commas; None: nothing is dumped.
     """
@@ -89,6 +92,7 @@ class DeviceSettings(NamedTuple):
     compile_seconds: float = 60.0
     compile_memory_bytes: int = 0
     release_path: str = "mapped"
+    launch_path: str = "graph"
     dump: str | None = None
     dump_kernels: str = "*"
 
@@ -109,7 +113,12 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
         kernels = settings.dump_kernels.split(",")
         folder = None if settings.dump is None else DumpFolder(Path(settings.dump), kernels)
         try:
-            return CUDADevice(spec.number, release=settings.release_path, dump=folder)
+            return CUDADevice(
+                spec.number,
+                release=settings.release_path,
+                launches=settings.launch_path,
+                dump=folder,
+            )
         except (DriverError, DeviceLost) as error:
             raise InvalidArgument(
                 f"{spec} cannot be opened: {error}. Another process may have it to itself or have "

@@ -20,7 +20,10 @@ enum { HALT = 2, SM = 3 };               /* of the status record, */
 enum { STATUS = 1, STAYS = 6 };          /* and of the launch record, the first in pairs */
 
 typedef struct { int sms[SMS], count; } Places;
-typedef struct { Places *places; volatile int busy; CUhostFn then; void *with; } Stream;
+typedef struct Node { char name[64]; unsigned blocks; void **values, *to; CUdeviceptr from; size_t size;
+                      struct Node *next; } Node;
+typedef struct { Node *first, **last; } Graph;
+typedef struct { Places *places; volatile int busy; CUhostFn then; void *with; Graph *captured; } Stream;
 typedef struct { Stream *stream; } Event;
 typedef struct { char name[64]; } Function;
 typedef struct { Stream *stream; volatile uint32_t *control, *status, *job; unsigned blocks; } Slow;
@@ -101,7 +104,14 @@ CALL(cuMemcpyDtoH, void *to, CUdeviceptr from, size_t size) {
 CALL(cuMemcpyHtoDAsync, CUdeviceptr to, const void *from, size_t size, CUstream stream) {
     return cuMemcpyHtoD(to, from, size);
 }
+static CUresult captured(Stream *stream, Node node) {
+    *stream->captured->last = memcpy(malloc(sizeof node), &node, sizeof node);
+    stream->captured->last = &(*stream->captured->last)->next;
+    return CUDA_SUCCESS;
+}
 CALL(cuMemcpyDtoHAsync, void *to, CUdeviceptr from, size_t size, CUstream stream) {
+    if (of(stream)->captured)
+        return captured(of(stream), (Node){.to = to, .from = from, .size = size});
     return cuMemcpyDtoH(to, from, size);
 }
 CALL(cuMemsetD8, CUdeviceptr at, unsigned char value, size_t size) {
@@ -267,6 +277,11 @@ static void *run_slowly(void *given) {
 }
 
 static CUresult launched(const char *name, unsigned blocks, Stream *stream, void **values) {
+    if (stream->captured) {  /* whoever captures it keeps the values */
+        Node node = {.blocks = blocks, .values = values};
+        strcpy(node.name, name);
+        return captured(stream, node);
+    }
     uint64_t first = *(uint64_t *)values[0];
     if (!strcmp(name, "gpud_gate")) {
         uint32_t *before = *(uint32_t **)values[1], *words = *(uint32_t **)values[2];
@@ -299,6 +314,32 @@ CALL(cuLaunchKernel, CUfunction function, unsigned gx, unsigned gy, unsigned gz,
     ENTER;
     return launched(((Function *)function)->name, gx, of(stream), values);
 }
+
+/* A graph is launched as its nodes one after the other. */
+CALL(cuStreamBeginCapture, CUstream stream, CUstreamCaptureMode mode) {
+    Graph *graph = of(stream)->captured = calloc(1, sizeof *graph);
+    graph->last = &graph->first;
+    return CUDA_SUCCESS;
+}
+CALL(cuStreamEndCapture, CUstream stream, CUgraph *graph) {
+    *graph = (CUgraph)of(stream)->captured;
+    of(stream)->captured = NULL;
+    return *graph ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+CALL(cuGraphInstantiate, CUgraphExec *made, CUgraph graph, unsigned long long flags) {
+    *made = memcpy(malloc(sizeof(Graph)), graph, sizeof(Graph));
+    return CUDA_SUCCESS;
+}
+CALL(cuGraphDestroy, CUgraph graph) { free(graph); return CUDA_SUCCESS; }
+CALL(cuGraphExecDestroy, CUgraphExec graph) { free(graph); return CUDA_SUCCESS; }
+CALL(cuGraphLaunch, CUgraphExec graph, CUstream stream) {
+    ENTER;
+    for (Node *node = ((Graph *)graph)->first; node; node = node->next)
+        if (node->to) memcpy(node->to, (void *)node->from, node->size);
+        else launched(node->name, node->blocks, of(stream), node->values);
+    return CUDA_SUCCESS;
+}
+
 CALL(cuLaunchCooperativeKernel, CUfunction function, unsigned gx, unsigned gy, unsigned gz,
      unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream, void **values) {
     ENTER;
@@ -352,15 +393,16 @@ CALL(cuGreenCtxStreamCreate, CUstream *stream, CUgreenCtx green, unsigned flags,
 /* The bindings find all other functions by this; cuda.h may rename one to a version. */
 CALL(cuGetProcAddress_v2, const char *name, void **found, int version, cuuint64_t flags,
      CUdriverProcAddressQueryResult *status) {
-    static const char *const tails[] = {"", "_v2", "_v3"};
+    static const char *const tails[] = {"", "_v2", "_v3", "WithFlags"};
     Dl_info here;
     dladdr((void *)made_stream, &here);
     void *self = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     *found = NULL;
-    for (int i = 0; i < 3 && !*found; i++) {
+    for (int i = 0; i < 4 && !*found; i++) {
         char full[128];
         snprintf(full, sizeof full, "%s%s", name, tails[i]);
         *found = dlsym(self, full);
     }
+    if (status) *status = *found ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return CUDA_SUCCESS;
 }

@@ -32,14 +32,16 @@ _KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"
 
 @contextmanager
 def device_of(
-    fake: SteppedDriver, release: str = "mapped", *, by_sm: bool = True
+    fake: SteppedDriver, release: str = "mapped", *, by_sm: bool = True, launches: str = "graph"
 ) -> Iterator[CUDADevice]:
     """A device on the model, without a watcher thread; checks that it is closed without leaks.
 
     A lost device is not closed, as in a device host.
     """
     fake.reads_news = RELEASE_PATHS[release].news
-    device = CUDADevice(driver=Driver(fake), release=release, by_sm=by_sm, watch=False)
+    device = CUDADevice(
+        driver=Driver(fake), release=release, by_sm=by_sm, launches=launches, watch=False
+    )
     yield device
     fake.fail(0, "")
     device.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 
 from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.launch.batch import LAUNCH_PATHS
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import LaunchSpec
 from gpud.errors import CompileError
@@ -47,20 +48,25 @@ def use(device: CUDADevice) -> None:
         arena.download(0, 100)
     module = device.load(PROGRAM, (arena.address, ARENA))
 
-    def run(*names: str, exclusive: int = 0) -> None:
+    def run(*names: str, exclusive: int = 0, times: int = 1) -> None:
         specs = [
             LaunchSpec(module.kernel(name), FORMS[name], (10, 1, 1), (32, 1, 1), bytes(8))  # type: ignore[arg-type]
             for name in names
         ]
-        job = ResizableRun(device, specs, priority=1, exclusive=exclusive)
-        job.resize(3)
-        job.result(60)
-        assert job.complete
+        sequence = device.prepare(specs)
+        for _ in range(times):
+            job = ResizableRun(device, sequence, priority=1, exclusive=exclusive)
+            job.resize(3)
+            job.result(60)
+            assert job.complete
 
     assert device.occupancy(module.kernel("persistent_a"), (32, 1, 1), 100 << 10) == 2
     module.symbol("table")[:4] = b"abcd"
     assert module.symbol("table").tobytes()[:4] == b"abcd"
-    run(*["persistent_a"] * 20)
+    run(*["persistent_a"] * 20, times=4)
+    if device.batches is not None:
+        way = "native" if device.batches.graphs is None else "graph"
+        assert device.batches.counts[way] >= 2, device.batches.counts
     run("plain_e", "sliced_c", "whole_d", "persistent_a")
     run("slow_b")
     assert device.partitions.step > 0
@@ -97,7 +103,8 @@ def load_beside_a_kernel(device: CUDADevice) -> None:
 
 if __name__ == "__main__":
     for path in RELEASE_PATHS:
-        with CUDADevice(release=path) as opened:
-            use(opened)
+        for launches in LAUNCH_PATHS:
+            with CUDADevice(release=path, launches=launches) as opened:
+                use(opened)
         with CUDADevice(release=path) as opened:
             load_beside_a_kernel(opened)

@@ -43,7 +43,7 @@ def test_the_next_run_begins_without_a_copy() -> None:
         beginning = fake.calls[before:]
         assert "cuMemcpyHtoDAsync" not in beginning
         assert "cuStreamWaitEvent" not in beginning
-        assert beginning.count("cuLaunchKernel") == 3, "two launches and a gate"
+        assert beginning.count("cuGraphLaunch") == 1, "two launches and a gate"
         drive(fake, device, job)
         ran_once(fake, [20] * 8)
         assert "cuMemcpyDtoH" not in fake.calls[before:], "nobody waits for the job record"

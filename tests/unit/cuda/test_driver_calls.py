@@ -166,6 +166,11 @@ def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
             if what == "pp":
                 job.kill()
             drive(fake, device, job)
+        again = device.prepare(launches(device, "pp", total=8))
+        for _ in range(3):  # then as a graph
+            job = ResizableRun(device, again)
+            job.resize(2)
+            drive(fake, device, job)
         offline, online = (ResizableRun(device, launches(device, "p"), exclusive=n) for n in (0, 1))
         for job in (offline, online):
             job.resize(2)

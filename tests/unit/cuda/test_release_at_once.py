@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from gpud.device.cuda.launch.active_launches import ActiveLaunch
+from gpud.device.cuda.launch.active_launch import ActiveLaunch
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import until

@@ -150,6 +150,14 @@ class Driver:
         which = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", which, device))
 
+    def error_of(self, function: str, status: int) -> Exception:
+        """Return the error for a status that native code was given; not that of a success."""
+        try:
+            named = self.api.CUresult(status)
+        except (KeyError, ValueError) as error:
+            return _unknown(function, error)
+        return self._error(function, named)
+
     @staticmethod
     def _error(function: str, status: Any) -> DeviceLost | DriverError:
         name = str(getattr(status, "name", status)).removeprefix(_PREFIX)

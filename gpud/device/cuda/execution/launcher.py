@@ -3,7 +3,7 @@
 Problem: the number of resident blocks must follow the slices that the run is given, while they run;
 some SMs may be barred to it.
 
-Approach: launches in persistent form are queued on the run's stream, at most `_WINDOW`, with
+Approach: launches in persistent form are queued on the run's stream, at most `WINDOW`, with
 gates between (`gpud.device.cuda.launch.gate`). To shrink, blocks are told to release. To grow, one
 more launch on the same job record, a *helper*, is begun on a stream of its own; where there are too
 many helpers, it replaces the smallest. Limits are never raised, so it does not matter whether a
@@ -40,20 +40,14 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.tracker import RunTracker
 from gpud.device.cuda.launch.run_records import CUDARunRecords
-from gpud.device.cuda.launch.sequence import CUDASequence
+from gpud.device.cuda.launch.sequence import WINDOW, CUDASequence
 from gpud.device.cuda.placement.compaction import PendingBlocks
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.errors import GpudError
 
 __all__ = ["Launcher"]
 
-_WINDOW: Final = 16
-"""Most launches queued at once: those behind the current one were launched before it grows."""
-
-_TOP_UP: Final = _WINDOW // 2
-_SHORTEST_LOOK_NS: Final = 50_000
-"""The watcher's shortest sleep; it doubles while nothing changes."""
-
+_TOP_UP: Final = WINDOW // 2
 _MOST_HELPERS: Final = 6
 """Most helpers that claim: each has a stream, and streams beyond the driver's connections (see
 `gpud.device.cuda.driver.calls.ENVIRONMENT`) wait for each other."""
@@ -238,26 +232,56 @@ class Launcher:
 
     def _queue(self, slices: int) -> None:
         """Queue launches in persistent form on the stream, up to the window's size."""
-        tracker, queued = self._tracker, 0
+        tracker, before, finished = self._tracker, len(self._tracker.main), False
         records = tracker.on_device
         records.move(self._place)
         try:
-            while len(tracker.main) < _WINDOW and self._more:
+            while len(tracker.main) < WINDOW and self._more:
                 number = self._next
+                if self._queue_batch(slices):
+                    finished = not self._more
+                    continue
                 if number != tracker.due or not tracker.opened:
                     records.gate(number, always=number == tracker.due)
                 self._add_main(self._sequence.blocks(number, slices), followed=False)
                 self._next += 1
-                queued += 1
                 # Not behind every launch: later work on the stream waits for a host function.
-                if self._outlasts(number, slices):
+                if self._sequence.outlasts(number, slices):
                     self._launches.follow(tracker.main[-1], records.stream)
                     self._launches.notify(records.stream)
         finally:
-            if queued and not self._more:
+            queued = len(tracker.main) > before
+            if queued and not self._more and not finished:
                 self._finish_queue()
             elif queued and tracker.main[-1].event is None:
                 self._launches.follow(tracker.main[-1], records.stream)
+
+    def _queue_batch(self, slices: int) -> bool:
+        """Queue launches that were prepared together; False: they have to be one by one."""
+        tracker, number = self._tracker, self._next
+        if number % WINDOW:
+            return False
+        records = tracker.on_device
+        queued = records.queue(number, slices, self._why_no_batch, copies=not tracker.helpers)
+        if queued is None:
+            return False
+        tracker.main.extend(queued.launches)
+        self._next += len(queued.launches)
+        if queued.error is not None:
+            raise queued.error
+        return True
+
+    @property
+    def _why_no_batch(self) -> str:
+        """Why the launches that are next cannot be queued as a batch; empty: they can."""
+        tracker = self._tracker
+        if self._next == tracker.due and (self._next or not tracker.opened):
+            return "the run begins again"
+        if self._place is not None:
+            return "a partition"
+        if self._can_reach_barred:
+            return "barred SMs"
+        return ""
 
     def _finish_queue(self) -> None:
         """Have the job records copied and the watcher woken behind the last launch."""
@@ -275,17 +299,6 @@ class Launcher:
         """Whether another launch can be queued."""
         launches = self._sequence.prepared
         return self._next < len(launches) and launches[self._next].form == "persistent"
-
-    def _outlasts(self, number: int, slices: int) -> bool:
-        """Return whether the rest of the window may finish before the watcher polls again.
-
-        Its sleep doubles while nothing changes, up to about the time that the launch takes.
-        """
-        sequence, end = self._sequence, number + _WINDOW
-        took_ns = sequence.takes_ns(number, slices)
-        if end >= len(sequence.prepared) or took_ns <= _SHORTEST_LOOK_NS:
-            return False
-        return took_ns > sum(sequence.takes_ns(other, slices) for other in range(number + 1, end))
 
     def _queue_more(self, slices: int) -> None:
         if self._sequence.prepared[self._tracker.main[-1].number].form == "persistent":

@@ -27,7 +27,8 @@ import numpy as np
 
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.execution.block_timer import BlockTimer
-from gpud.device.cuda.launch.active_launches import ActiveLaunch, ActiveLaunches
+from gpud.device.cuda.launch.active_launch import ActiveLaunch
+from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, SMUsage

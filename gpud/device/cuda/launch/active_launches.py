@@ -24,83 +24,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.semaphore import Semaphore
+from gpud.device.cuda.launch.active_launch import ActiveLaunch, NewsWords
 from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.release_path import ReleasePath, Slot
 from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
 from gpud.device.cuda.launch.stream_pool import StreamPool
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
-from gpud.device.cuda.program.by_value import NO_NEWS, News
-from gpud.device.cuda.program.forward_news import look_limit
 from gpud.errors import DeviceLost, GpudError
 
-__all__ = ["ActiveLaunch", "ActiveLaunches", "NewsWords"]
+__all__ = ["ActiveLaunches"]
 
 
 _MOST_SIZES, _MOST_LIMITS = 16, 4
 """Releases are prepared for the last few limits of launches of the last few sizes."""
-
-
-class NewsWords(NamedTuple):
-    """Where changes of orders to the launches of one job record are numbered.
-
-    Attributes:
-        word: the number in host memory, as an array of one.
-        said, seen: addresses of that, and of the news in device memory; 0: nobody reads them.
-    """
-
-    word: npt.NDArray[np.uint32] | None = None
-    said: int = 0
-    seen: int = 0
-
-    def of(self, what: PreparedLaunch, count: int) -> News:
-        """Return what a launch of ``count`` blocks is given of it."""
-        if not self.said:
-            return NO_NEWS
-        return News(self.said, self.seen, look_limit(count, what.kernel.block_ns.get(what.block)))
-
-
-@dataclass(slots=True, eq=False)
-class ActiveLaunch:
-    """One launch on the device.
-
-    Attributes:
-        number: of the launch in its sequence.
-        count: blocks that were launched.
-        limit: blocks that are not told to release; only falls.
-        slot: its records, None if it has none.
-        event: recorded behind it; None: it is not *followed*, and known to be over when a later
-            launch on its stream has begun or is over.
-        order: persistent form: the order in which its blocks are released; None: other forms, whose
-            blocks cannot be.
-        place: the SMs that its blocks run on; None: any.
-        stream: its own, reclaimed with it; None if other launches are on the stream.
-        cleared: how many blocks were released because they are on a barred SM.
-        gone: whether its records may be another launch's.
-        untold_exits: whether blocks may have left without being told to release by `order`: because
-            they began on a barred SM, or all were halted.
-    """
-
-    number: int
-    count: int
-    limit: int
-    slot: Slot | None
-    event: Any
-    order: ReleaseOrder | None = None
-    place: GreenContext | None = None
-    stream: Any = None
-    cleared: int = 0
-    gone: bool = False
-    untold_exits: bool = False
 
 
 class ActiveLaunches:
@@ -118,6 +60,8 @@ class ActiveLaunches:
     Attributes:
         release: as given.
         streams: streams and events of all launches.
+        gate_kernel: as given.
+        wake: the function, and its argument, that a stream calls at a `notify`.
     """
 
     def __init__(
@@ -133,10 +77,11 @@ class ActiveLaunches:
         self._context = context
         self.release = release
         self._semaphore = semaphore
-        self._gate = gate
+        self.gate_kernel = gate
         self._gate_parameters = GateParameters()
         self._cooperative = cooperative
         self._by_sm = by_sm
+        self.wake = semaphore.post_function, semaphore.address
         self._wake = context.driver.api.CUhostFn(semaphore.post_function)
         self.streams = StreamPool(context)
         self._active: dict[ActiveLaunch, None] = {}
@@ -152,7 +97,7 @@ class ActiveLaunches:
         """Queue a gate before launch ``number``, see `gpud.device.cuda.launch.gate`."""
         pointers = self._gate_parameters.set(job, previous, run, number)
         driver = self._context.enter()
-        driver.call("cuLaunchKernel", self._gate, 1, 1, 1, 1, 1, 1, 0, stream, pointers, 0)
+        driver.call("cuLaunchKernel", self.gate_kernel, 1, 1, 1, 1, 1, 1, 0, stream, pointers, 0)
 
     def begin(
         self,
@@ -214,6 +159,30 @@ class ActiveLaunches:
         with self._counting:
             self._active[launch] = None
         return launch
+
+    def book(
+        self, queued: Iterable[tuple[int, int, Slot, Any]], place: GreenContext | None = None
+    ) -> list[ActiveLaunch]:
+        """Book launches in persistent form that a batch has queued; it keeps what they have.
+
+        Args:
+            queued: number, blocks, records and event of each.
+            place: of the stream.
+        """
+        launches = [
+            ActiveLaunch(
+                number, count, count, slot, event, ReleaseOrder(slot.sms, by_sm=self._by_sm), place,
+                lent=True, lent_event=event,
+            )
+            for number, count, slot, event in queued
+        ]  # fmt: skip
+        with self._counting:
+            self._active.update(dict.fromkeys(launches))
+        return launches
+
+    def enter(self) -> None:
+        """Make the context current in this thread, for calls by native code."""
+        self._context.enter()
 
     def follow(self, launch: ActiveLaunch, stream: Any) -> None:
         """Have the launch be over only when what is on ``stream`` now is over, too.
@@ -341,9 +310,9 @@ class ActiveLaunches:
             self._active.pop(launch, None)
         with self._releasing:
             launch.gone = True
-        if launch.event is not None:
+        if launch.event is not None and launch.event is not launch.lent_event:
             self.streams.give_event(launch.event)
-        if launch.slot is not None:
+        if launch.slot is not None and not launch.lent:
             self.release.give(launch.slot)
         if launch.stream is not None:
             self.streams.give_stream(launch.stream, urgent, launch.place)

@@ -29,6 +29,7 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.launch import gate
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
+from gpud.device.cuda.launch.batch import Batches, BatchMaker
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock, Pool
 from gpud.errors import DeviceLost
@@ -51,11 +52,13 @@ class ArmedRecords:
             when the last launch is over.
         block: device memory for the records.
         ready: event behind the copy that initialises them.
+        batches: launches that are prepared to be queued together.
     """
 
     page: MappedBlock
     block: DeviceBlock
     ready: Any
+    batches: Batches
 
 
 class RecordPool:
@@ -66,6 +69,7 @@ class RecordPool:
         launches: which have events.
         host_blocks, device_blocks: memory for records.
         control_event: behind the last work that writes to records while kernels run.
+        maker: of batches; None: there are none.
     """
 
     def __init__(
@@ -75,12 +79,14 @@ class RecordPool:
         host_blocks: Pool,
         device_blocks: Pool,
         control_event: Any,
+        maker: BatchMaker | None = None,
     ) -> None:
         self._context = context
         self._launches = launches
         self._host_blocks = host_blocks
         self._device_blocks = device_blocks
         self._control_event = control_event
+        self._maker = maker
         self._kept: weakref.WeakKeyDictionary[CUDASequence, list[ArmedRecords]] = (
             weakref.WeakKeyDictionary()
         )
@@ -110,7 +116,7 @@ class RecordPool:
             undo.callback(self._device_blocks.give, block)
             ready = self._launches.streams.take_event()
             undo.callback(self._launches.streams.give_event, ready)
-            records = ArmedRecords(page, block, ready)
+            records = ArmedRecords(page, block, ready, Batches(self._maker, page, block))
             undo.callback(self._wait, stream)
             self._arm(sequence, records, stream)
             undo.pop_all()
@@ -137,6 +143,7 @@ class RecordPool:
             self._wait(stream)
             self._return(records)
             return
+        records.batches.arm(sequence)
         self._copying.append(records)
         kept.append(records)
 
@@ -181,6 +188,7 @@ class RecordPool:
     def _return(self, records: ArmedRecords) -> None:
         """Return records to the device's pools; nothing accesses them."""
         self._forget(records)
+        records.batches.close()
         self._launches.streams.give_event(records.ready)
         self._device_blocks.give(records.block)
         self._host_blocks.give(records.page)

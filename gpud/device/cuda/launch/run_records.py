@@ -19,9 +19,8 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,16 +28,19 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.print_buffer import output_record
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.launch import gate
-from gpud.device.cuda.launch.active_launches import ActiveLaunch, NewsWords
+from gpud.device.cuda.launch.active_launch import UNREAD, ActiveLaunch, NewsWords, news_words
+from gpud.device.cuda.launch.batch import Queued
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import COPIES_AT, CUDASequence
+from gpud.device.cuda.memory.pool import MappedBlock
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.errors import DeviceLost
 
 __all__ = ["CUDARunRecords"]
 
-_UNREAD = NewsWords()
+
+_NONE_BARRED: Final = bytes(cw.NAMED_BYTES)
 
 
 class CUDARunRecords:
@@ -66,40 +68,51 @@ class CUDARunRecords:
     ) -> None:
         self._device = device
         self._urgent = urgent
-        self._barred_bits = bytes(cw.NAMED_BYTES)
+        self._barred_bits = _NONE_BARRED
         self.unawaited = False
         self._sequence = sequence
         self._copied = False
-        with ExitStack() as undo:
-            self._output = device.output_buffers.take() if sequence.output else None
-            if self._output is not None:
-                undo.callback(device.output_buffers.give, self._output)
-            self.stream = device.launches.streams.take_stream(urgent, place)
-            self.place = place
-            undo.callback(device.launches.streams.give_stream, self.stream, urgent, place)
-            armed = self._armed = device.armed.take(sequence, self.stream)
-            undo.callback(self._give_back)
-            self._page, self._records = armed.page, armed.block
-            undo.callback(self._synchronize)
-            self.unawaited = True
-            to = self._records.address
-            self.bitmap: int = to + sequence.record_bytes - cw.NAMED_BYTES
-            if self._output is not None:
-                record = output_record(self._output.address, OUTPUT_BYTES)
-                self._page.view[gate.RUN_BYTES :][: len(record)] = np.frombuffer(record, np.uint8)
-                of, size = self._page.address + gate.RUN_BYTES, len(record)
-                driver = device.context.enter()
-                driver.call("cuMemcpyHtoDAsync", to + sequence.output, of, size, self.stream)
-                driver.call("cuEventRecord", armed.ready, self.stream)
-            self._close = undo.pop_all()
+        # Not an ExitStack: it takes a few microseconds in front of every first launch.
+        self._undo: list[Callable[[], None]] = []
+        self._output: MappedBlock | None = None
+        try:
+            self._take(place)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, place: GreenContext | None) -> None:
+        """Take what it needs."""
+        device, sequence, undo = self._device, self._sequence, self._undo
+        if sequence.output:
+            output = self._output = device.output_buffers.take()
+            undo.append(lambda: device.output_buffers.give(output))
+        stream = self.stream = device.launches.streams.take_stream(self._urgent, place)
+        self.place = place
+        undo.append(lambda: device.launches.streams.give_stream(stream, self._urgent, place))
+        armed = self._armed = device.armed.take(sequence, stream)
+        undo.append(self._give_back)
+        self._page, self._records = armed.page, armed.block
+        undo.append(self._synchronize)
+        self.unawaited = True
+        to = self._records.address
+        self.bitmap: int = to + sequence.record_bytes - cw.NAMED_BYTES
+        if self._output is not None:
+            record = output_record(self._output.address, OUTPUT_BYTES)
+            self._page.view[gate.RUN_BYTES :][: len(record)] = np.frombuffer(record, np.uint8)
+            of, size = self._page.address + gate.RUN_BYTES, len(record)
+            driver = device.context.enter()
+            driver.call("cuMemcpyHtoDAsync", to + sequence.output, of, size, stream)
+            driver.call("cuEventRecord", armed.ready, stream)
 
     def _give_back(self) -> None:
         """Return the records, to be initialised for the next run."""
         self._device.armed.give(self._sequence, self._armed, self.stream)
 
     def close(self) -> None:
-        """Return everything; no launch is on the device."""
-        self._close.close()
+        """Return everything, the last taken first; no launch is on the device."""
+        while self._undo:
+            self._undo.pop()()
 
     def _synchronize(self) -> None:
         """Wait for gates and copies whose launch failed: they are short."""
@@ -116,13 +129,13 @@ class CUDARunRecords:
         launches = self._device.launches
         driver = self._device.context.enter()
         stream = launches.streams.take_stream(self._urgent, place)
-        self._close.callback(launches.streams.give_stream, stream, self._urgent, place)
+        self._undo.append(lambda: launches.streams.give_stream(stream, self._urgent, place))
         event = launches.streams.take_event()
-        self._close.callback(launches.streams.give_event, event)
+        self._undo.append(lambda: launches.streams.give_event(event))
         driver.call("cuEventRecord", event, self.stream)
         driver.call("cuStreamWaitEvent", stream, event, 0)
         self.stream, self.place, self.unawaited = stream, place, True
-        self._close.callback(self._synchronize)
+        self._undo.append(self._synchronize)
 
     @property
     def printed(self) -> tuple[bytes, bytes]:
@@ -155,6 +168,17 @@ class CUDARunRecords:
         launches = self._device.launches
         launches.gate(self.stream, self.job(number), previous, self._page.address, number)
 
+    def queue(self, first: int, slices: int, why_not: str, *, copies: bool) -> Queued | None:
+        """Queue launches from ``first`` on as a batch, see `Batches.queue`.
+
+        ``copies``: whether the job records behind the last launch are then the final ones.
+        """
+        queued = self._armed.batches.queue(self._sequence, first, slices, self.stream, why_not)
+        if queued is not None:
+            self._copied = queued.copied and copies
+            self.unawaited = queued.error is not None
+        return queued
+
     # -- records
 
     def wait_on(self, stream: Any) -> None:
@@ -164,11 +188,10 @@ class CUDARunRecords:
 
     def news(self, number: int) -> NewsWords:
         """Return where changes of orders to a launch and its helpers are numbered."""
+        records: int = self._records.address
         if not self._device.launches.release.news:
-            return _UNREAD
-        at, seen = self._sequence.numbers_at + 4 * number, self._sequence.news + 4 * number
-        word = self._page.words[at // 4 : at // 4 + 1]
-        return NewsWords(word, self._page.address + at, self._records.address + seen)
+            return UNREAD
+        return news_words(self._sequence, self._page, records, number)
 
     def job(self, number: int) -> int:
         """Return the address of a launch's job record."""
@@ -205,6 +228,8 @@ class CUDARunRecords:
 
     def bar(self, sms: frozenset[int]) -> None:
         """Set the bitmap to these SMs, once the records are initialised; returns at once."""
+        if not sms and self._barred_bits == _NONE_BARRED:
+            return
         bits = cw.named_sms(sms)
         words = [
             (self.bitmap + at, int.from_bytes(bits[at : at + 4], "little"))

@@ -30,9 +30,10 @@ from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.device.claim_size import choose_claims
 from gpud.device.cuda.launch.gate import RUN_BYTES
 from gpud.device.cuda.launch.output import OutputBuffers
+from gpud.device.cuda.launch.parameters import Parameters
 from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.cuda.memory.pool import Pool
-from gpud.device.cuda.program.by_value import VALUE_BYTES, News, job_values, write_addresses
+from gpud.device.cuda.program.by_value import News
 from gpud.device.cuda.program.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchInfo, LaunchSpec, as_dim3
 from gpud.device.launch_checks import (
@@ -45,9 +46,15 @@ from gpud.device.launch_checks import (
 COPIES_AT: Final = 256
 """Offset in a run's host memory of the job records that the device copies there at the end."""
 
+WINDOW: Final = 16
+"""Launches queued at once: those behind the current one were launched before it grows."""
+
+_SHORTEST_LOOK_NS: Final = 50_000
+"""The watcher's shortest sleep; it doubles while nothing changes."""
+
 assert COPIES_AT >= RUN_BYTES + OUTPUT_RECORD_BYTES
 
-__all__ = ["COPIES_AT", "CUDASequence", "Preparation", "PreparedLaunch"]
+__all__ = ["COPIES_AT", "WINDOW", "CUDASequence", "Preparation", "PreparedLaunch"]
 
 Dim3 = tuple[int, int, int]
 
@@ -112,6 +119,8 @@ class CUDASequence:
         record_bytes: size of these records: the job records, the output record if a kernel prints,
             and the bitmap of barred SMs.
         output: offset of the output record from the first job record; 0: no kernel prints.
+        parameter_table: the parameters of all launches.
+        tunings: how often the number of task blocks per claim of a launch has changed.
         arenas: first addresses of the arenas that its kernels access.
     """
 
@@ -121,9 +130,9 @@ class CUDASequence:
         if not specs:
             raise ValueError("a job has one launch or more")
         self._sms = device.sms
-        self._parameters = _Parameters(specs)
+        self.parameter_table = Parameters(specs)
         self.prepared = [
-            _prepared(device, spec, self._parameters.pointers(index))
+            _prepared(device, spec, self.parameter_table.pointers(index))
             for index, spec in enumerate(specs)
         ]
         self.launches = tuple(
@@ -169,7 +178,8 @@ class CUDASequence:
         words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]
         self._words = words
         for number, record in enumerate(words):
-            self._parameters.set_job(number, record.tobytes())
+            self.parameter_table.set_job(number, record.tobytes())
+        self.tunings = 0
         self._tuned = [spec.claims is None for spec in specs]
         self.image: int = block.address
 
@@ -183,6 +193,10 @@ class CUDASequence:
         """Return how many slices of the job ``blocks`` blocks of a launch occupy, rounded up."""
         return -(-blocks * self.occupancy // self.prepared[number].occupancy)
 
+    def is_persistent(self, number: int) -> bool:
+        """Return whether there is a launch of this number, in persistent form."""
+        return number < len(self.prepared) and self.prepared[number].form == "persistent"
+
     def takes_ns(self, number: int, slices: int) -> float:
         """Estimate the duration of a launch with ``slices`` slices; 0: not known."""
         what = self.prepared[number]
@@ -191,6 +205,18 @@ class CUDASequence:
             * what.total
             / max(1, self.blocks(number, slices))
         )
+
+    def outlasts(self, number: int, slices: int) -> bool:
+        """Return whether a launch takes longer than the rest of the window behind it.
+
+        Then the rest may finish before the watcher polls again: its sleep doubles while nothing
+        changes, up to about the time that the launch takes.
+        """
+        end = number + WINDOW
+        took_ns = self.takes_ns(number, slices)
+        if end >= len(self.prepared) or took_ns <= _SHORTEST_LOOK_NS:
+            return False
+        return took_ns > sum(self.takes_ns(other, slices) for other in range(number + 1, end))
 
     def later_slices(self, number: int, slices: int) -> int:
         """Return how many of ``slices`` the launches behind it can use."""
@@ -203,9 +229,12 @@ class CUDASequence:
         """
         if self._tuned[number]:
             chunk, ahead = self._claims(number)
+            if (chunk, ahead) == tuple(self._words[number, cw.CHUNK // 4 : cw.AHEAD // 4 + 1]):
+                return
+            self.tunings += 1
             self._words[number, cw.CHUNK // 4] = chunk
             self._words[number, cw.AHEAD // 4] = ahead
-            self._parameters.set_job(number, self._words[number].tobytes())
+            self.parameter_table.set_job(number, self._words[number].tobytes())
 
     def _claims(self, number: int) -> cw.Claims:
         prepared = self.prepared[number]
@@ -228,51 +257,8 @@ class CUDASequence:
             news: where changes of its orders are numbered.
         """
         if slot is not None:
-            self._parameters.set_addresses(number, slot, job, base, news)
+            self.parameter_table.set_addresses(number, slot, job, base, news)
         return self.prepared[number].pointers
-
-
-class _Parameters:
-    """The parameter buffers of all launches and pointers to each parameter, the hidden one last.
-
-    In front of that one is the structure of `gpud.device.cuda.program.by_value`, if there is one.
-    """
-
-    def __init__(self, specs: Sequence[LaunchSpec]) -> None:
-        starts, buffers, at = [], [], 0
-        for spec in specs:
-            room = (len(spec.parameters) + 15) & ~15
-            starts.append(at)
-            buffers.append(spec.parameters.ljust(room, b"\0"))
-            at += room
-        self._values = np.frombuffer(bytearray(b"".join(buffers) or b"\0"), np.uint8)
-        self._controls = np.zeros(len(specs), np.uint64)
-        self._structures = bytearray(len(specs) * VALUE_BYTES)
-        self._by_value = np.frombuffer(self._structures, np.uint8).reshape(-1, VALUE_BYTES)
-        self._pointers: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
-        for index, spec in enumerate(specs):
-            first = self._values.ctypes.data + starts[index]
-            known = spec.kernel.parameters
-            own = known[:-1] if spec.form in REWRITTEN else known
-            pointers = [first + parameter.offset for parameter in own]
-            if spec.form in REWRITTEN and spec.kernel.by_value:
-                pointers.append(self._by_value[index].ctypes.data)
-            pointers.append(self._controls.ctypes.data + 8 * index)
-            self._pointers.append(np.array(pointers, np.uint64))
-
-    def pointers(self, number: int) -> int:
-        """Return the address of a launch's array of pointers."""
-        return int(self._pointers[number].ctypes.data)
-
-    def set_addresses(self, number: int, slot: Slot, job: int, base: int, news: News) -> None:
-        """Set what differs from one time to the next that the launch is begun."""
-        self._controls[number] = slot.address
-        write_addresses(self._structures, number * VALUE_BYTES, job, slot.status, base, news)
-
-    def set_job(self, number: int, record: bytes) -> None:
-        """Set what the job record says for good."""
-        values = job_values(record)
-        self._by_value[number, -len(values) :] = np.frombuffer(values, np.uint8)
 
 
 def _prepared(device: Preparation, spec: LaunchSpec, pointers: int) -> PreparedLaunch:

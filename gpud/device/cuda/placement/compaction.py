@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.abi.control_words import MOST_SMS
-from gpud.device.cuda.launch.active_launches import ActiveLaunch
+from gpud.device.cuda.launch.active_launch import ActiveLaunch
 
 __all__ = ["NO_USAGE", "Compaction", "PendingBlocks", "PlacedRun", "SMUsage"]
 
