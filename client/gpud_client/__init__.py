@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpud.errors import (
         AdmissionError,
+        CheckFailed,
         CompileError,
         ConnectionLost,
         DeviceLost,
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "gpud.errors": (
-        "AdmissionError", "CompileError", "ConnectionLost", "DeviceLost", "Draining", "GpudError",
-        "IllegalAddress", "InvalidArgument", "JobCancelled", "JobError", "JobTimeout",
+        "AdmissionError", "CheckFailed", "CompileError", "ConnectionLost", "DeviceLost", "Draining",
+        "GpudError", "IllegalAddress", "InvalidArgument", "JobCancelled", "JobError", "JobTimeout",
         "KernelNotFound", "KernelRejected", "KernelTrap", "LaunchConfigError", "LimitExceeded",
         "MissingDependency", "OutOfMemory", "UnknownName",
     ),
@@ -96,6 +97,7 @@ __all__ = [
     "AsyncSymbol",
     "AsyncTurn",
     "AsyncWorkload",
+    "CheckFailed",
     "CompileError",
     "ConnectionLost",
     "Device",

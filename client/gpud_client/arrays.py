@@ -68,8 +68,10 @@ class _Allocation:
             core.resumable.allocations.add(self)
 
     def __del__(self) -> None:
-        self.core.free(self.device, self.address)
-        self.kick()
+        checking = self.core.checking
+        if checking is None or not checking.dropped(self.device, self.address):
+            self.core.free(self.device, self.address)
+            self.kick()
 
 
 class ArrayBase(Displayed):
@@ -239,7 +241,9 @@ class ArrayBase(Displayed):
                 f"the memory of {self._device.name} cannot be mapped into this process: copy the "
                 "values with get() and set()"
             )
-        return (yield from self._view(None))
+        view = yield from self._view(None)
+        self._note_written()  # by whoever has the view
+        return view
 
     # -- steps of operations
 
@@ -292,11 +296,19 @@ class ArrayBase(Displayed):
         """Copy values of the array's shape in, before later jobs start."""
         view = yield from self._view(stream)
         view[...] = values
+        self._note_written()
         allocation = self._allocation
         if allocation is not None:
             allocation.lost = False
         if self._copied and allocation is not None:
             yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
+
+    def _note_written(self) -> None:
+        """Tell the checking mode that the client has written the array, or can."""
+        checking = self._channel.core.checking
+        allocation = self._allocation
+        if checking is not None and allocation is not None:
+            checking.written(allocation.device, allocation.address, allocation.size)
 
 
 # -- creation ----------------------------------------------------------------------------------
@@ -311,15 +323,24 @@ def allocate(
     if size > _LARGEST_BYTES:
         raise OutOfMemory(size, device.memory, limit="device")
     index = device.index
+    checking = core.checking
+    if checking is not None:
+        checking.settle()
+    wanted = size if checking is None else checking.bytes_for(index, size)
     answer = None
     oldest: list[PendingJob] = []
     while answer is None:
         try:
             answer = yield Request(
-                lambda number: Allocate(number, index, size),
+                lambda number: Allocate(number, index, wanted),
                 undo=lambda answer: core.free(index, answer.address),
             )
         except OutOfMemory as error:
+            if checking is not None and wanted != size:
+                # What was freed is kept for a while, to find out kernels that still use it.
+                checking.settle(give_back=True)
+                checking = None
+                continue
             if error.limit != "jobs":
                 raise
             # Memory is released in the order of jobs. Wait for the job that was the oldest before
@@ -329,6 +350,8 @@ def allocate(
                 _LOG.warning(_WAITS, size, oldest[0].id, oldest[0]._what)
             yield oldest
             oldest = list(core.jobs.values())[:1]
+    if core.checking is not None:
+        core.checking.added(index, answer.address, size, dtype, shape)
     allocation = _Allocation(core, index, answer.address, size, session._channel.kick)
     return cls(session, device, allocation, shape, dtype)
 

@@ -37,7 +37,7 @@ _LOG_LINES = 12
 _LOG_BYTES = 1 << 16  # more than a daemon logs that fails to start
 
 
-def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
+def local(device: str | tuple[str, ...] = "cpu", *, check: bool = False, **options: Any) -> Session:
     """Start a private daemon and connect to it; it ends with the session.
 
     For scripts, notebooks and tests. Several may run at once. The daemon ignores the machine's
@@ -45,6 +45,7 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
 
     Args:
         device: As for ``gpud serve --device``: ``"cpu:4"``, or several in a tuple.
+        check: Whether kernels are checked while they run; see `connect`.
         **options: Further options of ``gpud serve``, such as ``policy="equal"`` or
             ``drain_timeout="5 s"``.
 
@@ -56,7 +57,7 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
     daemon = _Daemon(device, options)
     try:
         daemon.start()
-        session = Session(str(daemon.socket))
+        session = Session(str(daemon.socket), check=check)
     except BaseException:
         daemon.end()
         raise
@@ -64,7 +65,9 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
     return session
 
 
-def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
+def alocal(
+    device: str | tuple[str, ...] = "cpu", *, check: bool = False, **options: Any
+) -> Connecting:
     """Start a private daemon and connect to it, for asyncio; see `local`.
 
     ``async with alocal("cpu:4") as gpu:`` or ``gpu = await alocal("cpu:4")``.
@@ -74,7 +77,7 @@ def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
         daemon = _Daemon(device, options)
         try:
             await asyncio.to_thread(daemon.start)
-            session = await open_session(str(daemon.socket), None)
+            session = await open_session(str(daemon.socket), None, check=check)
         except BaseException:
             await asyncio.to_thread(daemon.end)  # it may take seconds
             raise

@@ -149,12 +149,17 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
     _workload_class = Workload
 
     def __init__(
-        self, path: str, program: str | None = None, reconnect: bool | float = False
+        self,
+        path: str,
+        program: str | None = None,
+        reconnect: bool | float = False,
+        check: bool = False,
     ) -> None:
         super().__init__(ProtocolState(), path, program)
         self._channel = Channel(connect_socket(path), self._core, path)
         self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, self._channel.abandon)
         try:
+            self._make_checking(check, reconnect)
             self._make_resumable(reconnect)
             self._channel.run(self._open())
         except BaseException:
@@ -188,6 +193,7 @@ def connect(
     *,
     name: str | None = None,
     reconnect: bool | float = False,
+    check: bool = False,
 ) -> Session:
     """Connect to the daemon of this machine.
 
@@ -199,8 +205,12 @@ def connect(
             arrays on a CPU device keep address and values, and jobs that had not begun are
             submitted again. Jobs that had begun fail, arrays on a GPU and variables of modules
             lose their values, and the log names them.
+        check: Whether kernels are checked while they run, on the CPU device: accesses outside of an
+            array, to freed arrays and to what was never written, and races. A job in which
+            something is found raises `gpud_client.CheckFailed`. Kernels run many times slower, and
+            arrays need 18 times the memory.
 
     Raises:
         ConnectionLost: No daemon listens there; the message says how to start one.
     """
-    return Session(str(socket_path(path)), name, reconnect)
+    return Session(str(socket_path(path)), name, reconnect, check)

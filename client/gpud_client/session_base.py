@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gpud.errors import ConnectionLost, GpudError
 from gpud_client.arrays import ArrayBase, Shape, allocate, as_dtype, as_shape, as_values
+from gpud_client.checking import Checking
 from gpud_client.connection import operations
 from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Operation
@@ -159,7 +160,9 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
             TypeError, ValueError: The shape is not valid, or the type not one that a device can
                 hold.
         """
-        return (yield from self._new(shape, dtype, device))
+        array = yield from self._new(shape, dtype, device)
+        array._note_written()
+        return array
 
     @operation
     def empty(
@@ -311,11 +314,21 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
             )
         self._devices = self._devices or devices
         self._limits, self._daemon = welcome.limits, welcome.daemon
+        if self._core.checking is not None:
+            yield from self._core.checking.open(self._devices)
         self._core.advice = _ADVICE
         if self._core.resumable is not None:
             yield from begin(self._core, welcome.version)
         else:
             self._core.advice += _RECONNECT
+
+    def _make_checking(self, check: bool, reconnect: bool | float) -> None:
+        """Have the session check its kernels, before it is opened."""
+        if not check:
+            return
+        if reconnect:
+            raise ValueError("a session that checks does not go on with another daemon")
+        self._core.checking = Checking(self._core)
 
     def _make_resumable(self, reconnect: bool | float) -> None:
         """Have the session go on when another daemon follows, before it is opened."""

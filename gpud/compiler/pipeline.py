@@ -87,6 +87,7 @@ def compile_program(
     bounds_checks: bool = True,
     kill: bool = True,
     progress: str | None = None,
+    check: bool = False,
     cache: Cache | None = None,
     dump: Path | Dump | None = None,
 ) -> Program:
@@ -104,6 +105,7 @@ def compile_program(
         kill: Add variants with kill polls of kernels with loops, which can be ended while running.
         progress: What the program says of every kernel's blocks: ``"independent"``, none waits for
             one that has not begun; ``"blocks"``, they wait for one another; None: gpud finds out.
+        check: Compile for the checking mode of the CPU device.
         cache: Where results are kept; None: results are not cached.
         dump: A folder for the result of each stage; the cache is then not read.
 
@@ -125,6 +127,7 @@ def compile_program(
         bounds_checks=bounds_checks,
         kill=kill,
         progress=progress,
+        check=check,
     )
     return compile_request(request, cache=cache, dump=dump)
 
@@ -223,9 +226,9 @@ class Compilation:
     def _nvrtc(self) -> str:
         self.stage = "nvrtc"
         request = self.request
-        compile_with = partial(
-            compile_cuda, request.source, arch=request.arch, options=request.options
-        )
+        # Findings name lines of the source.
+        options = (*request.options, "-lineinfo") if request.check else request.options
+        compile_with = partial(compile_cuda, request.source, arch=request.arch, options=options)
         try:
             compiled = compile_with(name_expressions=request.name_expressions)
         except KernelNotFound as error:
@@ -309,6 +312,7 @@ class Compilation:
             sites=sites,
             bounds_checks=self.request.bounds_checks,
             kill=self.request.kill,
+            check=self.request.check,
             after=self._dump_module if self.dump else None,
         )
 

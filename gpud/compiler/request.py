@@ -22,6 +22,7 @@ class Request:
     bounds_checks: bool = True
     kill: bool = True
     progress: str | None = None
+    check: bool = False
 
     @property
     def is_ptx(self) -> bool:

@@ -52,6 +52,7 @@ def request_key(request: Request) -> bytes | None:
             int(request.bounds_checks),
             int(request.kill),
             request.progress,
+            int(request.check),
             *toolkit,
         )
     )

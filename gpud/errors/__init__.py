@@ -38,6 +38,7 @@ from gpud.errors.installation import (
     pip_command,
 )
 from gpud.errors.jobs import (
+    CheckFailed,
     DeviceLost,
     IllegalAddress,
     JobCancelled,
@@ -72,6 +73,7 @@ __all__ = [
     "AdmissionError",
     "Blame",
     "CallerError",
+    "CheckFailed",
     "CompileError",
     "ConnectionLost",
     "DaemonError",

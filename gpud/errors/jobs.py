@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gpud.errors.base import CallerError, DeviceError, GpudError, shorten
+from gpud.errors.findings import Finding
 
 __all__ = [
+    "CheckFailed",
     "DeviceLost",
     "IllegalAddress",
     "JobCancelled",
@@ -168,6 +170,37 @@ class KernelTrap(JobError, CallerError):
             file_line=file_line,
             site=site,
         )
+
+
+class CheckFailed(JobError, CallerError):
+    """The checking mode has found something wrong in a kernel, which has run to its end.
+
+    Accesses outside of arrays were not made; loads among them gave unspecified values.
+    """
+
+    code = "check-failed"
+    fields: ClassVar[Mapping[str, str]] = {
+        **JobError.fields,
+        "rows": "what was found, each with the fields of `gpud.errors.findings.Finding` in order",
+        "then": "what the job failed with besides, if it did",
+    }
+    rows: tuple[Any, ...]
+    then: str | None
+
+    def __init__(self, findings: Sequence[Finding], then: str | None = None) -> None:
+        first = findings[0]
+        texts = [str(one) for one in findings]
+        if len(texts) > 1:
+            texts[0] += f"; {len(texts) - 1} more finding{'s' * (len(texts) > 2)}:"
+        if then is not None:
+            texts.append(f"then the job failed: {then}")
+        rows = tuple(tuple(one) for one in findings)
+        super().__init__("\n  ".join(texts), kernel=first.kernel, rows=rows, then=then)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, in the order in which it was found."""
+        return tuple(Finding(*row) for row in self.rows or ())
 
 
 class JobTimeout(JobError, CallerError, TimeoutError):

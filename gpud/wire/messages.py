@@ -119,6 +119,12 @@ class Compile(NamedTuple):
         "of every kernel: no task block waits for one that has not begun, or they wait for one "
         "another; nil: gpud finds out",
     ] = None
+    check: Annotated[
+        bool,
+        flag(),
+        "for the checking mode of a CPU device; the session's arrays have shadows, see "
+        "`gpud.checked_memory`",
+    ] = False
 
 
 @_client(3)

@@ -28,6 +28,8 @@ BELOW_STATE = (
 LAYERS = ("gpud.server.ipc", "gpud.server.state", "gpud.server.hosts")  # of the server
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
+    # What clients and the CPU device share in the checking mode; offsets only.
+    "gpud.checked_memory": (),
     "gpud.errors": ("gpud.units",),
     "gpud.processes": ("gpud.errors",),
     "gpud.wire": ("gpud.units", "gpud.errors", "msgpack"),
@@ -50,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "gpud.core.commands",
         "numpy",
     ),
-    "gpud.device.cpu": (*BELOW_DEVICES, *SAME, "llvmlite", "numpy"),
+    "gpud.device.cpu": (*BELOW_DEVICES, *SAME, "gpud.checked_memory", "llvmlite", "numpy"),
     "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
     "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
@@ -68,7 +70,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.demo_kernels": ("numpy",),
     "gpud.__main__": ("gpud.cli",),
     "gpud": (),
-    "gpud_client": ("gpud.wire", "gpud.units", "gpud.errors", "msgpack", "numpy", "typer", "rich"),
+    "gpud_client": (
+        "gpud.wire",
+        "gpud.units",
+        "gpud.errors",
+        "gpud.checked_memory",
+        "msgpack",
+        "numpy",
+        "typer",
+        "rich",
+    ),
 }
 STANDARD_LIBRARY_BANS = {
     "gpud.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),

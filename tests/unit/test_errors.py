@@ -14,6 +14,7 @@ import pytest
 from gpud import errors
 from gpud.errors import Blame, GpudError, error_classes, from_wire
 from gpud.errors.base import shorten_error
+from gpud.errors.findings import Finding
 
 ABSTRACT = {errors.GpudError, errors.CallerError, errors.DaemonError, errors.DeviceError}
 
@@ -56,6 +57,36 @@ EXAMPLES: list[GpudError] = [
         file="k.cu",
         file_line=3,
         site=0,
+    ),
+    errors.CheckFailed(
+        [
+            Finding(
+                "read-write",
+                "read",
+                4,
+                0x2000_0000_1000,
+                "global",
+                (0x2000_0000_0000, 8192),
+                "float32 (2048,)",
+                4,
+                1,
+                "k",
+                None,
+                (3, 0, 0),
+                (17, 0, 0),
+                5,
+                "ld.global.f32 %f1;",
+                41,
+                "k.cu",
+                7,
+                (2, 0, 0),
+                (1, 0, 0),
+                6,
+                "k.cu:9",
+                12,
+            )
+        ],
+        then="it was cancelled",
     ),
     errors.JobTimeout(1_500_000_000, kernel="k"),
     errors.JobCancelled("cancelled by its owner", kernel="k"),
@@ -104,6 +135,7 @@ def test_codes_are_stable() -> None:
         "JobError": "job",
         "IllegalAddress": "illegal-address",
         "KernelTrap": "kernel-trap",
+        "CheckFailed": "check-failed",
         "JobTimeout": "job-timeout",
         "JobCancelled": "job-cancelled",
         "DeviceLost": "device-lost",

@@ -31,6 +31,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "gpud/compiler/analysis/spin_loops.py",
         "gpud/compiler/analysis/waiting_cycles.py",
         "gpud/compiler/passes/safety/bounds_checks.py",
+        "gpud/compiler/passes/safety/checking.py",
         "gpud/device/cpu/codegen/analysis/spin_loops.py",
         "gpud/device/cpu/lower/data_movement/atomics.py",
         "gpud/device/cpu/sm/next_block.py",

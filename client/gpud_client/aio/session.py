@@ -138,11 +138,12 @@ class Connecting:
 
 
 async def open_session(
-    path: str, program: str | None, reconnect: bool | float = False
+    path: str, program: str | None, reconnect: bool | float = False, check: bool = False
 ) -> AsyncSession:
     """Connect and open a session."""
     session = AsyncSession(await asyncio.to_thread(connect_socket, path), path, program)
     try:
+        session._make_checking(check, reconnect)
         session._make_resumable(reconnect)
         await session._channel.run(session._open())
     except BaseException:
@@ -156,9 +157,10 @@ def aconnect(
     *,
     name: str | None = None,
     reconnect: bool | float = False,
+    check: bool = False,
 ) -> Connecting:
     """Connect to the daemon of this machine, for asyncio; see `connect`.
 
     ``async with aconnect() as gpu:`` or ``gpu = await aconnect()``.
     """
-    return Connecting(lambda: open_session(str(socket_path(path)), name, reconnect))
+    return Connecting(lambda: open_session(str(socket_path(path)), name, reconnect, check))

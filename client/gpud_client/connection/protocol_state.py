@@ -91,6 +91,8 @@ class ProtocolState:
             being resumed.
         advice: what to do when the connection is lost.
         resumable: what can go on with another daemon; None: the session ends with its daemon.
+        checking: tells the checking mode about arrays, a `gpud_client.checking.Checking`; None: the
+            session does not check.
         events: takes those that the daemon sends, and None when the session ends; None: they are
             dropped.
     """
@@ -106,6 +108,7 @@ class ProtocolState:
         self.new_arenas = self.arenas
         self.advice = ""
         self.resumable: Resumable | None = None
+        self.checking: Any = None
         self.events: SimpleQueue[dict[str, Any] | None] | None = None
         self._descriptors: deque[int] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)

@@ -118,6 +118,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
                 self._options,
                 self._form,
                 self._progress,
+                core.checking is not None,
             )
             answer = yield Request(
                 lambda number: Compile(number, *fields),

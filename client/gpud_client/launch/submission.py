@@ -69,6 +69,8 @@ def submit_launches(
         for allocation in memory:
             allocation.lost = False  # its values will be what the job makes them
         job._kept = KeptJob(terms, sequence.users, memory)
+    if session._core.checking is not None:
+        session._core.checking.settle()
     yield from session._channel.submitting(job, terms, sequence.users)
     return job
 

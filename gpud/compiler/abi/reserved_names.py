@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpud.compiler.abi.check_calls import CHECK_PREFIX
+
 __all__ = [
     "ARENA",
     "ASSERT",
@@ -76,6 +78,7 @@ LOOP: Final = "gpud_loop"
 
 RESERVED_PREFIXES: Final = (
     "gpud_bounds_",
+    CHECK_PREFIX,
     "gpud_kill_",
     "gpud_report_",
     "gpud_target_",

@@ -38,7 +38,7 @@ from gpud.compiler.ptx.model import (
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.errors import KernelRejected
 
-__all__ = ["ARITHMETIC", "Access", "accesses", "is_familiar", "unsupported_access"]
+__all__ = ["ARITHMETIC", "Access", "accesses", "is_familiar", "own_bytes", "unsupported_access"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -130,7 +130,7 @@ def _is_elsewhere(ins: Instruction) -> bool:
     return state_space(op) not in ("global", "generic")
 
 
-def _bytes(ins: Instruction) -> int:
+def own_bytes(ins: Instruction) -> int:
     """Return the length of the access, from the opcode's type and vector modifier."""
     modifiers = ins.opcode.modifiers
     types = [m for m in map(_TYPE.fullmatch, modifiers) if m is not None]
@@ -160,7 +160,7 @@ def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[Ac
 def _load(ins: Instruction) -> tuple[Access, ...]:
     if _is_elsewhere(ins):
         return _NONE
-    return _one(ins, 1, _bytes(ins), writes=False)
+    return _one(ins, 1, own_bytes(ins), writes=False)
 
 
 def _store(ins: Instruction) -> tuple[Access, ...]:
@@ -169,13 +169,13 @@ def _store(ins: Instruction) -> tuple[Access, ...]:
         return _NONE
     if op.has("bulk") or (op.has("async") and state_space(op) == "generic"):
         raise unsupported_access(ins)
-    return _one(ins, 0, _bytes(ins), writes=True)
+    return _one(ins, 0, own_bytes(ins), writes=True)
 
 
 def _atomic(ins: Instruction) -> tuple[Access, ...]:
     if _is_elsewhere(ins):
         return _NONE
-    return _one(ins, 1, _bytes(ins), writes=True)
+    return _one(ins, 1, own_bytes(ins), writes=True)
 
 
 def _mbarrier(ins: Instruction) -> tuple[Access, ...]:
@@ -254,7 +254,7 @@ def _multimem(ins: Instruction) -> tuple[Access, ...]:
     if ins.opcode.has("bulk") or ins.opcode.has("async"):
         raise unsupported_access(ins)
     loads = ins.opcode.has("ld_reduce")
-    return _one(ins, 1 if loads else 0, _bytes(ins), writes=not loads)
+    return _one(ins, 1 if loads else 0, own_bytes(ins), writes=not loads)
 
 
 def _tensormap(ins: Instruction) -> tuple[Access, ...]:

@@ -26,6 +26,7 @@ from gpud.compiler.passes.forms.sliced import pass_sliced
 from gpud.compiler.passes.runtime.fault_lowering import pass_fault_lowering
 from gpud.compiler.passes.runtime.printf import pass_printf
 from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
+from gpud.compiler.passes.safety.checking import pass_checking
 from gpud.compiler.passes.safety.control_flow_integrity import pass_control_flow_integrity
 from gpud.compiler.passes.safety.kill import pass_kill
 from gpud.compiler.passes.safety.traps import pass_traps
@@ -47,7 +48,8 @@ class Pass:
         run: the function that rewrites a module; its third argument is the site table if it
             ``reports``.
         reports: whether it inserts fault reports.
-        only: the option that enables it: ``"bounds_checks"``, ``"kill"``; None: it always runs.
+        only: the option that enables it: ``"check"``, ``"bounds_checks"``,
+            ``"kill"``; None: it always runs.
     """
 
     name: str
@@ -61,6 +63,7 @@ _RESIZABLE = frozenset((Form.PERSISTENT, Form.SLICED))
 _ALL = _RESIZABLE | {Form.WHOLE}
 
 PASSES: tuple[Pass, ...] = (
+    Pass("checking", _ALL, pass_checking, reports=True, only="check"),
     Pass("traps", _ALL, pass_traps, reports=True),
     Pass("bounds-checks", _ALL, pass_bounds_checks, reports=True, only="bounds_checks"),
     Pass(
@@ -90,6 +93,7 @@ def rewrite(
     sites: SiteTable | None = None,
     bounds_checks: bool = False,
     kill: bool = False,
+    check: bool = False,
     after: Callable[[str, Module], None] | None = None,
 ) -> Module:
     """Bring every entry of ``plan`` into its form; other entries stay as they are.
@@ -101,6 +105,7 @@ def rewrite(
         bounds_checks: insert a check before every memory access.
         kill: insert kill polls into killable variants
             (`gpud.compiler.abi.reserved_names.killable_variant`).
+        check: announce accesses to the checking mode.
         after: called with each pass's name and result, to dump stages.
 
     Raises:
@@ -110,9 +115,8 @@ def rewrite(
         decision.require()
     if plan:
         check_names(call_graph(module))
-    chosen = (
-        {None} | ({"bounds_checks"} if bounds_checks else set()) | ({"kill"} if kill else set())
-    )
+    options = {"bounds_checks": bounds_checks, "kill": kill, "check": check}
+    chosen = {None, *(name for name, wanted in options.items() if wanted)}
     sites = SiteTable(module) if sites is None else sites
     for one in PASSES:
         share = {name: d for name, d in plan.items() if d.form in one.forms}

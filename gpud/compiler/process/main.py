@@ -153,6 +153,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
                 sm=job.sm,
                 bounds_checks=job.bounds_checks,
                 progress=job.progress,
+                check=job.check,
                 cache=_cache(job.cache_dir),
                 dump=dump,
             )

@@ -74,6 +74,7 @@ class CompileJob(NamedTuple):
         optional(choice("independent", "blocks")),
         "what the program says of its kernels' blocks; nil: nothing",
     ] = None
+    check: Annotated[bool, flag(), "compile for the checking mode of the CPU device"] = False
 
 
 @_process(64)

@@ -58,6 +58,12 @@ class ProgramRequests:
         """Handle `Compile`: answer `Compiled`."""
         device = self._devices.usable(message.device)
         assert device.info is not None
+        if message.check and device.info.kind != "cpu":
+            raise InvalidArgument(
+                f"device {message.device} is a GPU, and kernels are checked on the CPU device: "
+                'use gc.local("cpu", check=True), or NVIDIA\'s compute-sanitizer with a program '
+                "of your own that launches the kernel"
+            )
         size = _REQUEST_BYTES + len(message.source) + sum(map(len, message.names + message.options))
         if len(session.modules) >= _MOST_MODULES:
             raise LimitExceeded(
@@ -100,6 +106,7 @@ class ProgramRequests:
             message.form,
             device.info.capability,
             message.progress,
+            message.check,
         )
         waiter = CompileWaiter(session.uid, on_compiled)
         session.waiters[waiter] = None

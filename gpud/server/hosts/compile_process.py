@@ -32,6 +32,7 @@ class Source(NamedTuple):
     form: str | None
     sm: int | None
     progress: str | None = None
+    check: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -131,6 +132,7 @@ class CompileProcess:
                 cache_dir=cache_dir,
                 bounds_checks=bounds_checks,
                 progress=source.progress,
+                check=source.check,
             )
         )
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)

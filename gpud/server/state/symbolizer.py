@@ -19,7 +19,15 @@ from typing import Any
 
 from gpud.compiler.program import Site
 from gpud.device.host import messages as hm
-from gpud.errors import GpudError, IllegalAddress, KernelRejected, KernelTrap, from_wire
+from gpud.errors import (
+    CheckFailed,
+    GpudError,
+    IllegalAddress,
+    KernelRejected,
+    KernelTrap,
+    from_wire,
+)
+from gpud.errors.findings import Finding
 from gpud.server.state.modules import CompiledProgram
 from gpud.server.state.submitted_job import SubmittedJob
 
@@ -39,9 +47,11 @@ def symbolized(error: GpudError, job: SubmittedJob, nearest_array: NearestArray)
         job: the job that failed with it; it still has its sequence.
         nearest_array: see `gpud.server.state.arenas.Arenas.nearest_array`.
     """
-    if not isinstance(error, IllegalAddress | KernelTrap):
+    if not isinstance(error, IllegalAddress | KernelTrap | CheckFailed):
         return error
     try:
+        if isinstance(error, CheckFailed):
+            return CheckFailed([_with_lines(one, job) for one in error.findings], error.then)
         return _reworded(error, job, nearest_array)
     except (TypeError, ValueError, AttributeError):
         return error  # a field is not of its type: the host's memory is damaged
@@ -81,6 +91,29 @@ def _reworded(
     ):
         return _with_shared_size(symbolized, job, program)
     return symbolized
+
+
+def _with_lines(found: Finding, job: SubmittedJob) -> Finding:
+    """Return a finding of the checking mode with its instruction and the source lines."""
+    program = _program(job, found.launch)
+    if program is None:
+        return found
+    kernel = next((one.name for one in program.kernels if one.entry == found.kernel), found.kernel)
+    found = found._replace(kernel=kernel)
+    site, other = _site(program, found.site), _site(program, found.other_site)
+    if site is not None:
+        found = found._replace(
+            instruction=site.instruction,
+            line=site.line or None,
+            file=site.file,
+            file_line=site.file_line,
+        )
+    if other is not None:
+        line = f"PTX line {other.line}"
+        if other.file_line is not None:
+            line = f"{other.file or 'source'}:{other.file_line}"
+        found = found._replace(other_line=line)
+    return found
 
 
 def _with_shared_size(

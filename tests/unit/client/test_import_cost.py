@@ -10,7 +10,7 @@ import pytest
 
 import gpud_client as gc
 
-ALLOWED = {"gpud", "gpud.units", "gpud.errors", "gpud.wire", "gpud_client"}
+ALLOWED = {"gpud", "gpud.units", "gpud.errors", "gpud.wire", "gpud.checked_memory", "gpud_client"}
 
 
 def loaded_by(code: str) -> set[str]:

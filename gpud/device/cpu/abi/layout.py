@@ -295,6 +295,14 @@ class BlockLayout:
             self._at += 64
         return array
 
+    def region(self, name: str, size: int) -> int:
+        """Return the offset of ``size`` bytes for the block as a whole, added on first use."""
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = (self._at, "i8")
+            self._at = align_up(self._at + size, 64)
+        return array[0]
+
     @property
     def size(self) -> int:
         """Bytes of the header and of the arrays added so far."""

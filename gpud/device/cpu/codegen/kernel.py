@@ -27,6 +27,7 @@ from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
 from gpud.device.cpu.codegen.artifact import GeneratedKernel
+from gpud.device.cpu.codegen.checking.define import define_checking, is_checked
 from gpud.device.cpu.codegen.emit.addresses import RESERVED, RESERVED_BYTES
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES, define_reports
 from gpud.device.cpu.codegen.emit.check_code import define_exact_check
@@ -135,6 +136,8 @@ def generate_kernel(
     define_reports(ir)
     if arena is not None:
         define_exact_check(kernel)
+        if is_checked([body, *(f.body or [] for f in functions)]):
+            define_checking(kernel, body)
     _metadata(ir)
     return GeneratedKernel(
         ir.text(),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpud.compiler.abi.check_calls import CHECK_PREFIX
 from gpud.compiler.abi.reserved_names import ARENA, HEAP
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
@@ -139,6 +140,8 @@ class CPUModule:
         has_checks = ARENA in self.layout.data.offsets
         self.checked_arena = arena if has_checks else None
         """The arena if the program has bounds checks, else None: its accesses are not checked."""
+        self.announces = CHECK_PREFIX in text
+        """Whether it was compiled for the checking mode."""
         self.heap: Heap | None = None
         if self.checked_arena is not None and HEAP in self.layout.data.offsets:
             install_heap()

@@ -21,7 +21,7 @@ from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap
 
-__all__ = ["failure_of"]
+__all__ = ["failure_of", "thread_of"]
 
 _KINDS = {
     Failure.TRAP: FaultKind.TRAP,
@@ -62,7 +62,7 @@ def failure_of(
     if error == Failure.DEADLOCK:
         return KernelTrap(_DEADLOCK, kernel=launched.name, launch=launch, task_block=place)
     line = _read(block, "error_line")
-    thread = _thread(_read(block, "error_thread"), layout.block_shapes[number])
+    thread = thread_of(_read(block, "error_thread"), layout.block_shapes[number])
     if error == Failure.STACK:
         return KernelTrap(
             _STACK,
@@ -115,7 +115,7 @@ def _claim(block: PersistentBlock, form: str, grid: tuple[int, int, int]) -> int
     return x if form == "sliced" else (z * grid[1] + y) * grid[0] + x
 
 
-def _thread(number: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
+def thread_of(number: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
     """Return the coordinates of a thread from its number, x fastest."""
     rows, x = divmod(number, block[0])
     z, y = divmod(rows, block[1])

@@ -36,7 +36,7 @@ from gpud.device.cpu.abi.records import (
 )
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.program.module import CPUKernel
-from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchInfo, LaunchSpec
+from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchInfo, LaunchSpec, Parameter
 from gpud.device.launch_checks import checked_block, checked_grid, checked_occupancy, own_parameters
 from gpud.errors import LimitExceeded
 
@@ -93,6 +93,10 @@ class CPURunRecords:
         self._view = self._memory.data[skip : skip + size]
         self.words = self._view.cast("I")
 
+    def bytes_at(self, offset: int, size: int) -> bytes:
+        """Return bytes of the records."""
+        return bytes(self._view[offset : offset + size])
+
     def reset(self, fresh: bytes) -> None:
         """Reset to the state before a run."""
         self._view[:] = fresh
@@ -117,6 +121,7 @@ class SequenceLayout:
         block_shapes: threads of a block of each launch, in x, y, z.
         owner: the arena that its modules were loaded with, None without one. Compared by identity:
             another session may later have an arena at the same addresses.
+        checked: whether a kernel was compiled for the checking mode.
         params_bytes: size of each launch's parameters, without the hidden one.
         image: the bytes of a run's records up to the parameters.
         free: records that no run uses.
@@ -141,6 +146,7 @@ class SequenceLayout:
         self.occupancy = checked_occupancy(measured, occupancy)
         self.max_occupancy = max(measured)
         self.owner = self._kernels[0].module.arena
+        self.checked = any(kernel.module.announces for kernel in self._kernels)
         self.totals = [x * y * z for x, y, z in grids]
         self.blocks_before = [0, *accumulate(self.totals)]
         self.total = self.blocks_before.pop()
@@ -168,6 +174,15 @@ class SequenceLayout:
             return self.image + parameters[0].ljust(rooms[0], b"\0")
         packed = [one.ljust(room, b"\0") for one, room in zip(parameters, rooms, strict=True)]
         return self.image + b"".join(packed)
+
+    def parameters(self, launch: int) -> tuple[Parameter, ...]:
+        """Return the parameters of a launch's kernel."""
+        return self._kernels[launch].parameters
+
+    def parameter_buffer(self, records: CPURunRecords, launch: int) -> bytes:
+        """Return the parameters that a run was given for a launch."""
+        first = sum(self._params_rooms[:launch])
+        return records.bytes_at(len(self.image) + first, self.params_bytes[launch])
 
     def reach(self, launch: int, block: int) -> tuple[tuple[int, int], ...]:
         """Return (address, size) of what the block at ``block`` may read through its pointers."""

@@ -34,6 +34,7 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.abi.records import LAUNCH, LAUNCH_BYTES, NONE, RUN, BlockState, ExitReason
 from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.cpu.scheduling.failure import failure_of
+from gpud.device.cpu.scheduling.findings import check_result
 from gpud.device.cpu.scheduling.persistent_block import STAYS, PersistentBlock, word_of
 from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
@@ -443,6 +444,12 @@ class CPURun:
         self._first_block_ns = self._until_first_block()
         self._final = self._progress()
         self.over = True
+        if self.layout.checked:
+            given = [
+                self.layout.parameter_buffer(self._records, launch)
+                for launch in range(len(self.layout.launches))
+            ]
+            self.error = check_result(self.layout, self.number, given, self.error)
         self.sequence.release_records(self._records)
         return True
 

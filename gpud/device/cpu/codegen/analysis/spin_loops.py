@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from gpud.compiler.abi.check_calls import CHECK_CALLS
 from gpud.compiler.analysis.cfg import ControlFlow, Loop
 from gpud.compiler.analysis.effects import (
+    callee,
     is_barrier,
     is_call,
     is_volatile_or_atomic_read,
@@ -38,6 +40,8 @@ from gpud.compiler.analysis.waiting_cycles import Cycle
 from gpud.compiler.ptx import model as ptx
 
 __all__ = ["spin_headers"]
+
+_CHECKS = frozenset(map(ptx.Symbol, CHECK_CALLS))
 
 
 def spin_headers(flow: ControlFlow) -> frozenset[int]:
@@ -97,6 +101,8 @@ def _reads_shared_state(inside: list[ptx.Instruction], conditions: set[str]) -> 
     while work:
         for ins in defines.get(work.pop(), ()):
             if is_call(ins):
+                if callee(ins) in _CHECKS:
+                    continue  # whether an access is legal does not change
                 return True
             # A plain load counts if a fence makes it see new values each time.
             fetches_again = ins.opcode.base == "ld" and (

@@ -43,6 +43,7 @@ __all__ = [
     "check",
     "check_exactly",
     "define_exact_check",
+    "grid_sync_words",
     "hull_misses",
     "metadata",
     "misses",
@@ -270,11 +271,7 @@ def define_exact_check(kernel: KernelContext) -> None:
         heap, heap_size = kernel.heap
         accept(str(_signed(heap)), str(heap_size), space_is(Space.GLOBAL))
     if kernel.syncs_grid:
-        hidden = max(kernel.parameters.values())
-        control = load(emitter, "ptr", offset(emitter, header_field(emitter, "params"), hidden))
-        job = load(emitter, "i64", offset(emitter, control, words.JOB))
-        grid = emitter.value(f"add i64 {job}, {words.GRID_SYNC}")
-        accept(grid, str(words.GRID_SYNC_BYTES), space_is(Space.GLOBAL))
+        accept(grid_sync_words(kernel, emitter), str(words.GRID_SYNC_BYTES), space_is(Space.GLOBAL))
     accept(*places.const_range(), space_is(Space.CONST))
     window = emitter.value(f"ptrtoint ptr {places.shared_base()} to i64")
     accept(window, places.shared_size(), emitter.value("icmp ne i32 %generic, 0"))
@@ -325,6 +322,14 @@ def _report(emitter: Emitter, failure: int, address: str) -> None:
         "error_address": address,
     }
     report_fields(emitter, fields)
+
+
+def grid_sync_words(kernel: KernelContext, emitter: Emitter) -> str:
+    """Return the i64 address of the job record's words for ``grid.sync()``."""
+    hidden = max(kernel.parameters.values())
+    control = load(emitter, "ptr", offset(emitter, header_field(emitter, "params"), hidden))
+    job = load(emitter, "i64", offset(emitter, control, words.JOB))
+    return emitter.value(f"add i64 {job}, {words.GRID_SYNC}")
 
 
 def stack_base(kernel: KernelContext, emitter: Emitter) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from gpud.compiler.abi.check_calls import CHECK_PREFIX
 from gpud.compiler.abi.reserved_names import PRINT
 from gpud.compiler.analysis.effects import callee
 from gpud.compiler.analysis.signatures import call_parts
@@ -17,6 +18,7 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.abi.layout import HEADER
 from gpud.device.cpu.codegen.analysis.canonical_nans import computes_with_floats
 from gpud.device.cpu.codegen.analysis.register_types import pointer_base
+from gpud.device.cpu.codegen.checking.calls import call_check
 from gpud.device.cpu.codegen.emit.addresses import KernelAddresses, header_field
 from gpud.device.cpu.codegen.emit.call_checks import (
     check_stack_room,
@@ -249,6 +251,10 @@ class ThreadCode(Thread):
         results: tuple[ptx.Operand, ...],
         arguments: tuple[ptx.Operand, ...],
     ) -> None:
+        if name.startswith(CHECK_PREFIX):
+            has_arena = self.arena is not None
+            call_check(self, self.places.thread, name, results, arguments, has_arena=has_arena)
+            return
         if name in ("malloc", "free", "vprintf", PRINT):
             self._call_external(name, results, arguments)
             return

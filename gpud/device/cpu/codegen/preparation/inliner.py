@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from gpud.compiler.abi.check_calls import CHECK_CALLS
 from gpud.compiler.abi.reserved_names import PRINT
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.signatures import IndirectCalls, call_parts
@@ -22,7 +23,7 @@ from gpud.errors import KernelRejected
 
 __all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "possible_callees", "resolve_indirect_calls"]
 
-KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail", PRINT))
+KNOWN_EXTERNALS = CHECK_CALLS | {"vprintf", "malloc", "free", "__assertfail", PRINT}
 """External functions that the CPU device provides."""
 
 

@@ -1,0 +1,56 @@
+"""No false alarms: the suite's programs are right, and the checking mode finds nothing in them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpud.compiler.pipeline import compile_program
+from gpud.device.cpu.device import CPUDevice
+from tests.conformance.checking_device import CheckingDevice
+from tests.conformance.runner import LoadedCase, headers_installed, problems_of, source_of, straight
+from tests.conformance.suite import CASES, Case, find
+from tests.conformance.suite.case import Form
+
+NAME = operator.attrgetter("name")
+FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole")
+
+# One of each: shared memory, shuffles, votes, locks, flags between blocks, a grid's barrier, named
+# barriers, asynchronous copies, device functions, the heap, early exits, generic addresses.
+SAMPLE = (
+    *("saxpy", "stencil_3d", "early_return", "lookback_scan", "last_block_reduce"),
+    *("grid_scan", "recursion", "atomic_exchange"),
+)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Any]:
+    with CPUDevice(2) as one:
+        yield CheckingDevice(one)
+
+
+def assert_nothing_is_found(case: Case, device: Any) -> None:
+    if case.headers and not headers_installed():
+        pytest.skip("CUDA's headers are not installed")
+    form = next(form for form in FORMS if form in case.forms)
+    program = compile_program(source_of(case.name).ptx, form=form, check=True)
+    run = LoadedCase(device, case, form, ptx=program.ptx).start()
+    while run.launches_left:
+        job = run.launch()
+        straight(5)(job)  # raises what was found
+        run.ended(job)
+    assert problems_of(run) == []
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_nothing_is_found_in_a_sample(name: str, device: Any) -> None:
+    assert_nothing_is_found(find(name), device)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("case", [case for case in CASES if set(case.forms) & set(FORMS)], ids=NAME)
+def test_nothing_is_found_in_the_suite(case: Case, device: Any) -> None:
+    assert_nothing_is_found(case, device)

@@ -1,0 +1,76 @@
+"""The checking mode through client, daemon and CPU device: faults are found, and only faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpud_client as gc
+from tests.integration.faulty_kernels import COUNT, FAULTS, Fault
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[gc.Session]:
+    with gc.local("cpu:2", check=True) as session:
+        yield session
+
+
+def _argument(gpu: gc.Session, written: str) -> tuple[Any, list[gc.Array]]:
+    """Return an argument, and the arrays that it refers to."""
+    values = np.arange(COUNT)
+    match written:
+        case "n":
+            return np.int32(COUNT), []
+        case "null":
+            return None, []
+        case "list":
+            data = gpu.array(values.astype(np.float32))
+            packed = np.zeros((), [("data", "u8"), ("count", "i4"), ("", "i4")])
+            packed["data"] = data.ptr
+            return packed[()], [data]
+        case "node":
+            data = gpu.array(values.astype(np.float32))
+            return gpu.array(np.array([data.ptr], np.uint64)), [data]
+        case "freed":
+            data = gpu.array(values.astype(np.float32))
+            address = data.ptr
+            data.free()
+            return np.uint64(address), []
+    if written.endswith("?"):
+        return gpu.empty(COUNT, written[:-1]), []
+    return gpu.array((values % 100).astype(written)), []
+
+
+def _run(gpu: gc.Session, fault: Fault) -> BaseException | None:
+    kernel = gpu.kernel(fault.program, "kernel")
+    made = [_argument(gpu, written) for written in fault.arguments.split()]
+    shared = 4 * fault.block if "extern __shared__" in fault.source else 0
+    job = kernel.submit(
+        grid=fault.grid, block=fault.block, args=tuple(one for one, _ in made), shared=shared
+    )
+    return job.exception(timeout=60)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_planted_fault_is_found(gpu: gc.Session, fault: Fault) -> None:
+    error = _run(gpu, fault)
+    assert isinstance(error, gc.CheckFailed), f"not found; {error}"
+    first = error.findings[0]
+    said = str(first)
+    assert fault.kind in (None, first.kind), said
+    if first.other_line is None:  # a race is found at the access that comes second
+        assert first.access == fault.access, said
+    places = {f"{first.file}:{first.file_line}", first.other_line}
+    assert f"kernel.cu:{fault.line}" in places, said
+    assert first.file == "kernel.cu", said
+    assert first.kernel == "kernel", said
+    if fault.index is not None:
+        index = first.address if first.space == "shared" else first.element
+        assert index == fault.index, said
+    if fault.argument is not None:
+        assert first.argument == fault.argument, said
+    assert first.thread is not None
+    assert first.task_block is not None
