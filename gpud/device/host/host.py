@@ -32,6 +32,7 @@ import numpy as np
 
 from gpud.compiler.abi.reserved_names import RESERVED
 from gpud.device.host import messages as m
+from gpud.device.host.lending import Lending
 from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running_job import RunningJob, ended_at_once
 from gpud.device.host.sequence_cache import SequenceCache
@@ -79,12 +80,14 @@ class Host:
         self._send = link.send
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
+        self._lending = Lending(self._jobs, link.send)
         self._sequences = SequenceCache(device, self._kernel)
         compiling = _CommandThread("compile", self._guarded).put
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
             m.StartRun: self._start_job,
             m.ResizeJob: self._resize_job,
+            m.TakeBackPlan: self._lending.plan,
             m.EndJob: self._end_job,
             m.KillJob: self._kill_job,
             m.ReadProgress: self._read_progress,

@@ -5,16 +5,16 @@ processes. Both run the same version of gpud, so none is negotiated.
 
 A command with a ``ticket`` is answered by exactly one `Replied` or `Refused` with it. `StartRun`
 is answered by exactly one `RunEnded`, after the run's last block has left; `ResizeJob` by at least
-one `SlicesHeld` of its epoch, unless `RunEnded` comes first. `ResizeJob`, `EndJob` and `KillJob`
-are the scheduler's own commands (`gpud.core.commands`).
+one `SlicesHeld` of its epoch, unless `RunEnded` comes first. `ResizeJob`, `TakeBackPlan`, `EndJob`
+and `KillJob` are the scheduler's own commands (`gpud.core.commands`).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from gpud.core.commands import EndJob, KillJob, ResizeJob
-from gpud.wire.field_types import blob, choice, flag, listed, plain, text, uint
+from gpud.core.commands import EndJob, KillJob, ResizeJob, TakeBackPlan
+from gpud.wire.field_types import blob, choice, flag, listed, pair, plain, text, uint
 from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "HostLaunch",
     "HostReady",
     "KillJob",
+    "LaneIdle",
+    "LaneWoke",
     "Load",
     "Log",
     "Measure",
@@ -40,6 +42,7 @@ __all__ = [
     "RunEnded",
     "SlicesHeld",
     "StartRun",
+    "TakeBackPlan",
     "Unload",
     "Upload",
     "WriteSymbol",
@@ -147,6 +150,7 @@ class StartRun(NamedTuple):
 _front(7)(ResizeJob)
 _front(8)(EndJob)
 _front(12)(KillJob)
+_front(18)(TakeBackPlan)
 
 
 @_front(9)
@@ -310,6 +314,27 @@ class RunEnded(NamedTuple):
     ]
     release_ns: Annotated[
         int, uint(63), "its longest release, until the last block had left; 0 without releases"
+    ]
+
+
+@_host(70)
+class LaneIdle(NamedTuple):
+    """Nothing runs in a lane, and nothing has come for the hold time."""
+
+    job: Annotated[int, uint(64), "the lane"]
+    epoch: Annotated[int, uint(32), "how often it has been idle"]
+
+
+@_host(71)
+class LaneWoke(NamedTuple):
+    """A launch has come in an idle lane. One follows each `LaneIdle`, unless the lane ends."""
+
+    job: Annotated[int, uint(64), "the lane"]
+    epoch: Annotated[int, uint(32), "as in the `LaneIdle` before"]
+    taken: Annotated[
+        tuple[tuple[int, int], ...],
+        listed(pair(uint(64), uint(32)), 0, 1 << 16),
+        "[job, slices] that were taken back, by the last `TakeBackPlan` of this epoch",
     ]
 
 

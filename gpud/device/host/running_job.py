@@ -60,6 +60,7 @@ class RunningJob:
         self._sent_epoch = command.epoch
         self._ending = False
         self._error: GpudError | None = None
+        self._sizing = threading.RLock()
         self._sender = threading.Lock()
         self._changed = False
 
@@ -82,23 +83,25 @@ class RunningJob:
         """
         self._resizing = True
         try:
-            self._slices = slices
-            self._taken -= booked
-            if not self._ending:
-                self.run.resize(max(0, slices - self._taken))
+            with self._sizing:
+                self._slices = slices
+                self._taken -= booked
+                if not self._ending:
+                    self.run.resize(max(0, slices - self._taken))
         finally:
             self._epoch = epoch
             self._resizing = False
             self.report(wait=True)  # each resize has its own report
 
     def take(self, slices: int) -> int:
-        """Take slices from the job for a lane; returns how many it had to give."""
-        gives = 0 if self._ending or self._over else min(slices, self._slices - self._taken)
-        if gives <= 0:
-            return 0
-        self._taken += gives
-        self.run.resize(self._slices - self._taken)
-        return gives
+        """Take slices from the job for a lane; returns how many it had to give. On any thread."""
+        with self._sizing:
+            gives = 0 if self._ending or self._over else min(slices, self._slices - self._taken)
+            if gives <= 0:
+                return 0
+            self._taken += gives
+            self.run.resize(self._slices - self._taken)
+            return gives
 
     def end(self, error: GpudError | None = None) -> None:
         """Execute an `EndJob`; or end a job that cannot go on, with the error given."""

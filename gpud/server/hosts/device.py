@@ -108,6 +108,8 @@ class Device(DeviceStatus):
         self.registry = self._new_registry()
         self._handlers: dict[type, Callable[[Any], None]] = {
             hm.SlicesHeld: self.jobs.blocks_left,
+            hm.LaneIdle: self.jobs.lane_idle,
+            hm.LaneWoke: self.jobs.lane_woke,
             hm.RunEnded: self.jobs.ended,
             hm.Replied: self._on_replied,
             hm.Refused: self._on_refused,

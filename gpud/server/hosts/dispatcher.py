@@ -147,6 +147,15 @@ class JobDispatcher:
         if message.job in self._sent:
             self._observer.blocks_left(message)
 
+    def lane_idle(self, message: hm.LaneIdle) -> None:
+        """Pass on that a lane is idle."""
+        if message.job in self._sent:
+            self._observer.lane_idle(message)
+
+    def lane_woke(self, message: hm.LaneWoke) -> None:
+        """Pass on that a lane has woken; what it took is not its own affair."""
+        self._observer.lane_woke(message)
+
     def ended(self, message: hm.RunEnded) -> None:
         """Pass on that a job has ended."""
         if message.job not in self._sent:

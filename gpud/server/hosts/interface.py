@@ -55,6 +55,12 @@ class DeviceObserver(Protocol):
     def blocks_left(self, message: hm.SlicesHeld) -> None:
         """See `gpud.device.host.messages.SlicesHeld`."""
 
+    def lane_idle(self, message: hm.LaneIdle) -> None:
+        """See `gpud.device.host.messages.LaneIdle`."""
+
+    def lane_woke(self, message: hm.LaneWoke) -> None:
+        """See `gpud.device.host.messages.LaneWoke`."""
+
     def job_ended(self, message: hm.RunEnded) -> None:
         """See `gpud.device.host.messages.RunEnded`."""
 

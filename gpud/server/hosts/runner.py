@@ -94,6 +94,7 @@ class Runner:
             co.PrepareJob: self._prepare_job,
             co.StartJob: self._start_job,
             co.ResizeJob: self._resize_job,
+            co.TakeBackPlan: self._forward,
             co.EndJob: self._forward,
             co.KillJob: self._forward,
             co.FinishJob: self._finish_job,
@@ -269,6 +270,15 @@ class Runner:
             # Its allocation falls with the blocks that it holds.
             self._changed(job, time.monotonic_ns())
 
+    def lane_idle(self, message: hm.LaneIdle) -> None:
+        """Take notice that nothing runs in a lane."""
+        self.feed(ev.LaneIdle(time.monotonic_ns(), JobId(message.job), message.epoch))
+
+    def lane_woke(self, message: hm.LaneWoke) -> None:
+        """Take notice that a lane has woken, and what its device took back for it."""
+        taken = tuple((JobId(job), slices) for job, slices in message.taken)
+        self.feed(ev.LaneWoke(time.monotonic_ns(), JobId(message.job), message.epoch, taken))
+
     def job_ended(self, message: hm.RunEnded) -> None:
         """Take notice that a job has ended."""
         job = self._jobs.get(JobId(message.job))
@@ -314,7 +324,7 @@ class Runner:
         self._forward(command)
         self._changed(job, time.monotonic_ns())
 
-    def _forward(self, command: co.ResizeJob | co.EndJob | co.KillJob) -> None:
+    def _forward(self, command: co.ResizeJob | co.TakeBackPlan | co.EndJob | co.KillJob) -> None:
         """Send a command of the scheduler to the device's host as it is."""
         process = self._devices[command.device].process
         if process is not None:

@@ -1,0 +1,86 @@
+"""The shares that idle lanes lend, and how the device host takes them back without the front.
+
+Problem: a launch that comes in an idle lane must start as soon as blocks can leave. To ask the
+front who gives way would take longer than that.
+
+Approach: the front has decided before, by a `TakeBackPlan`. The lane's thread calls
+`Lending.take_back` before it starts the launch: the jobs that the plan names are made smaller, as
+by a `ResizeJob`, and their blocks leave at the end of their task blocks. What was taken is reported
+after the launch has been started. See `gpud.core.lanes` for what the front does with the report.
+
+Properties:
+* a plan is carried out once, and only in the idle period for which it was made;
+* each `LaneIdle` is followed by one `LaneWoke`, unless the lane has ended;
+* plans that are carried out at the same time take from a job together no more than it has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpud.device.host.messages import LaneIdle, LaneWoke, TakeBackPlan
+from gpud.device.host.running_job import RunningJob
+
+__all__ = ["Lending"]
+
+Steps = tuple[tuple[int, int], ...]
+
+
+class Lending:
+    """The lanes of one device host that are idle, and their plans.
+
+    Args:
+        jobs: the jobs of the host, by number.
+        send: sends an event to the front; called from any thread.
+    """
+
+    def __init__(self, jobs: Mapping[int, RunningJob], send: Callable[[Any], None]) -> None:
+        self._jobs = jobs
+        self._send = send
+        self._lock = threading.Lock()
+        self._periods: dict[int, int] = {}  # how often each lane has been idle
+        self._plans: dict[int, Steps] = {}  # of those that are idle
+
+    def idle(self, lane: int) -> None:
+        """Report that nothing runs in a lane, nor has come for the hold time."""
+        with self._lock:
+            period = self._periods[lane] = self._periods.get(lane, 0) + 1
+            self._plans[lane] = ()
+        self._send(LaneIdle(lane, period))
+
+    def plan(self, command: TakeBackPlan) -> None:
+        """Keep a plan, unless its lane has woken or ended meanwhile."""
+        with self._lock:
+            if command.job in self._plans and self._periods[command.job] == command.epoch:
+                self._plans[command.job] = command.steps
+
+    def take_back(self, lane: int) -> Steps | None:
+        """Carry out the plan of a lane that wakes; `report` is to be called soon after.
+
+        Returns what was taken; None if the lane was not idle.
+        """
+        with self._lock:
+            steps = self._plans.pop(lane, None)
+        if steps is None:
+            return None
+        taken = []
+        for number, slices in steps:
+            running = self._jobs.get(number)
+            gives = 0 if running is None else running.take(slices)
+            if gives:
+                taken.append((number, gives))
+        return tuple(taken)
+
+    def report(self, lane: int, taken: Steps) -> None:
+        """Report that a lane has woken, and what was taken back for it."""
+        with self._lock:
+            period = self._periods[lane]
+        self._send(LaneWoke(lane, period, taken))
+
+    def forget(self, lane: int) -> None:
+        """Forget a lane that has ended."""
+        with self._lock:
+            self._plans.pop(lane, None)
+            self._periods.pop(lane, None)
