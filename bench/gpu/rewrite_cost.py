@@ -1,7 +1,7 @@
 """The cost of rewriting on a GPU: the same kernels unmodified, and as gpud runs them.
 
     python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...] [--claims auto|CHUNK,AHEAD]
-        [--tiny]
+        [--first N] [--tiny]
 
 Each side launches a batch of the same grid in a row on one stream, between two events of the
 device; the sides take turns, and ratios are taken within rounds (`bench.harness.timing`). All sides
@@ -27,7 +27,8 @@ reset before the batch, outside of the timed span. The sides:
 
 With ``--claims 4,0`` or such all kernels have these claims. Prints a table and writes
 bench/results/gpu_rewrite_cost.json row by row; an interrupted run is continued. A run of some
-kernels only prints. ``--tiny``: sizes for a trial without a GPU.
+kernels with ``--only`` only prints; ``--first N`` is a whole run of the first N. ``--tiny``: sizes
+for a trial without a GPU.
 """
 
 from __future__ import annotations
@@ -110,12 +111,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--only", action="append", help="one kernel only, repeatable")
     parser.add_argument("--claims", default="auto", help="CHUNK,AHEAD: for every kernel")
+    parser.add_argument("--first", type=int, help="so many kernels")
     parser.add_argument("--tiny", action="store_true", help="small arrays")
     options = parser.parse_args()
     claims = None if options.claims == "auto" else Claims(*map(int, options.claims.split(",")))
     need_gpu()
     gpu = Gpu()
-    settings = {"rounds": options.rounds, "tiny": options.tiny, "claims": options.claims}
+    settings = {"rounds": options.rounds, "tiny": options.tiny, "claims": options.claims,
+                "first": options.first}  # fmt: skip
     warm_up(gpu)
     kept = Rows("rewrite_cost", gpu, settings)
     print(f"{'kernel':<22}{'native us':>10}" + "".join(f"{side:>11}" for side in SIDES))
@@ -135,7 +138,8 @@ def _all(
     whole = not options.only and claims is None
     wrong: list[str] = []
     assert {*FIRST} <= {program.name for program in PROGRAMS}
-    for program in sorted(PROGRAMS, key=lambda one: one.name not in FIRST):
+    ordered = sorted(PROGRAMS, key=lambda one: one.name not in FIRST)
+    for program in ordered[: options.first]:
         if options.only and program.name not in options.only:
             continue
         if whole and kept.has(name=program.name):

@@ -103,7 +103,7 @@ STEPS: tuple[Step, ...] = (
     # The first ten minutes, in this order; each leaves its results if it is interrupted.
     _bench("machine", 20),
     _bench("waits", 40, trial="--ms 30"),
-    _bench("rewrite_cost", 90, "--rounds 11", "--rounds 1 --tiny"),
+    _bench("rewrite_cost", 90, "--rounds 11", "--rounds 1 --tiny --first 4"),
     _bench("release_latency", 90, "--events 50", "--events 1 --scale 0.2 --block-us 10"),
     Step(
         "smoke", 90,
@@ -117,6 +117,7 @@ STEPS: tuple[Step, ...] = (
     _test("partitions", 45, "partition"),
     _test("endless", 45, "end"),
     # Then the rest, the most informative first.
+    _bench("launch_cost", 40, trial="--rounds 2 --kernels 1 --kernels 18"),
     _colocation("gpud", 100),
     _colocation("streams", 80),
     _test("resizing", 90, "under_resizes and 3", several=True),

@@ -127,6 +127,18 @@ def _aim(row: Result) -> str:
     return "" if aim is None else f"{aim:.1f}, "
 
 
+def _launch_cost(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    for count in dict.fromkeys(row["kernels"] for row in found["rows"]):
+        rows = [row for row in found["rows"] if row["kernels"] == count]
+        yield (
+            f"a request of {count} kernels of 20 us alone: begun, over, p50, by launch path",
+            "; ".join(
+                f"{row['side']} {row['begun_us']['p50']:.1f}, {row['over_us']['p50']:.0f} us"
+                for row in rows
+            ),
+        )
+
+
 def _colocation(name: str, found: Result) -> Iterator[tuple[str, str]]:
     what = f"co-location, {name.removeprefix('colocation_')}: {len(found['rows'])} cells"
     if "r99_mean" in found:
@@ -192,6 +204,7 @@ _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "load_beside": _load_beside,
     "rewrite_cost": _rewrite_cost,
     "release_latency": _release_latency,
+    "launch_cost": _launch_cost,
     "colocation_*": _colocation,
     "resize": _resize,
     "random_resizes": _random_resizes,
