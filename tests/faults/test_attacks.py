@@ -272,6 +272,41 @@ def _matrices() -> Iterator[Attack]:
             yield Attack(f"wmma.{name} {layout}.shared", program(body), 1 << 14, ILLEGAL)
 
 
+def _bulk_copies() -> Iterator[Attack]:
+    """Copies that begin, end or report elsewhere; the arena and shared memory are far apart."""
+    start = ".shared .align 16 .b8 box[64]; .shared .align 8 .b64 done; mov.u32 %r4, box;"
+    start += "mov.u32 %r5, done; cvt.u32.u64 %r6, %rd2; mov.u32 %r7, 64;"
+    start += "mbarrier.init.shared.b64 [%r5], 1;"
+    load = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];"
+    store = "cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};"
+    add = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [{}], [{}], {};"
+    within = load.replace("global", "shared::cta")
+    for value in ("neighbour", "host", 0, "end"):
+        for size in ("64", "%r7"):
+            body = load.format("%r4", "%rd2", size, "%r5")
+            yield Attack(f"bulk load of {size} at {value}", program(start + body), value, ILLEGAL)
+            for name, access in (("store", store), ("add", add)):
+                body = access.format("%rd2", "%r4", size)
+                what = f"bulk {name} of {size} at {value}"
+                yield Attack(what, program(start + body), value, ILLEGAL)
+    for value in (1 << 24, (1 << 32) - 16, (1 << 32) - (1 << 20)):
+        for name, body in (
+            ("load of too much", load.format("%r4", "%rd1", "%r6", "%r5")),
+            ("load to elsewhere", load.format("%r6", "%rd1", 64, "%r5")),
+            ("load that tells elsewhere", load.format("%r4", "%rd1", 16, "%r6")),
+            ("store of too much", store.format("%rd1", "%r4", "%r6")),
+            ("store from elsewhere", store.format("%rd1", "%r6", 64)),
+            ("add of too much", add.format("%rd1", "%r4", "%r6")),
+            ("move of too much", within.format("%r4", "%r4", "%r6", "%r5")),
+            ("move to elsewhere", within.format("%r6", "%r4", 64, "%r5")),
+        ):
+            yield Attack(f"bulk {name} {value:#x}", program(start + body), value, ILLEGAL)
+    # The length is a constant only on a path that the program does not take.
+    jump = "setp.eq.u32 %p1, %r1, %r1; cvt.u32.u64 %r8, %rd2; @%p1 bra L; mov.u32 %r8, 16; L:"
+    body = start + jump + store.format("%rd1", "%r4", "%r8")
+    yield Attack("bulk store of a length set elsewhere", program(body), 1 << 24, ILLEGAL)
+
+
 def _parameters() -> Iterator[Attack]:
     """The last, hidden parameter points to what the loop around the kernel follows."""
     for offset in (8, 16, 4096, -4096, 1 << 20):
@@ -439,8 +474,8 @@ def _harmless() -> Iterator[Attack]:
 
 
 ATTACKS = (
-    *_printing(), *_names(), *_spaces(), *_matrices(), *_parameters(), *_functions(),
-    *_changing(), *_heap(), *_sizes(), *_harmless(),
+    *_printing(), *_names(), *_spaces(), *_matrices(), *_bulk_copies(), *_parameters(),
+    *_functions(), *_changing(), *_heap(), *_sizes(), *_harmless(),
 )  # fmt: skip
 GROUPS = 8
 

@@ -125,7 +125,7 @@ async def test_a_setting_is_kept_in_the_file_or_nothing_is_changed() -> None:
             return found
 
         answer = await set_("drain_timeout", "7 s")
-        assert file.read_text() == "# ours\ndrain_timeout = \"7 s\" # soon\n"
+        assert file.read_text() == '# ours\ndrain_timeout = "7 s" # soon\n'
         assert answer["set"]["value"] == "7 s"
         assert world.daemon.state.config.drain_timeout_ns == 7 * 10**9
         answer = await set_("hold", "2 s")

@@ -200,6 +200,21 @@ def test_a_bulk_copy_whose_length_is_in_a_register() -> None:
         pass_bounds_checks(module, dict.fromkeys(module.entries()), SiteTable())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("before", "spans"),
+    [
+        ("mov.u32 %r1, 64;", [64]),  # set here: one check, and variables may be copied
+        ("mov.u32 %r1, 0;", []),
+        ("mov.u32 %r1, 64; L:", [16, 16]),  # a path may lead to L past it
+        ("mov.u32 %r1, 64; add.u32 %r1, %r1, 16;", [16, 16]),
+        ("setp.eq.u32 %p1, %r1, 0; @%p1 mov.u32 %r1, 64;", [16, 16]),
+    ],
+)
+def test_a_bulk_copy_whose_length_was_set_just_before(before: str, spans: list[int]) -> None:
+    made = checks(f"{DECLARED}{before}{BULK.format('%r1')}", target="sm_90")
+    assert [one.span for one in made] == spans
+
+
 def test_a_kernel_that_cannot_be_checked_is_rejected_alone() -> None:
     tensor = "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%d1, {%r1}], [s];"
     text = (

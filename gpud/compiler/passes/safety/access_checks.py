@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from gpud.compiler.abi.reserved_names import GRID_SYNC
 from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
+from gpud.compiler.analysis.effects import written
 from gpud.compiler.analysis.memory_accesses import (
     ARITHMETIC,
     Access,
@@ -152,6 +153,7 @@ class _Finder:
         self._site = site
         self._allowed = allowed
         self._widths = RegisterWidths(function)
+        self._body = function.body or ()
         own = [s for s in declarations(function.body or ()) if isinstance(s, Variable)]
         self._hidden = {p.name for p in (*function.parameters, *function.returns)}
         self._hidden |= {variable.name for variable in own}
@@ -161,8 +163,13 @@ class _Finder:
     def add(self, position: int, ins: Instruction, access: Access) -> None:
         """Add the checks for one access of ``ins``."""
         if access.size is not None:
-            self._sized(position, ins, access, access.size)
-            return
+            length = self._length(position, access.size)
+            if length is None:
+                self._sized(position, ins, access, access.size)
+                return
+            if not length:
+                return
+            access = replace(access, span=length & 0xFFFFFFFF, size=None)
         if self._is_inside(ins, access):
             return
         address = ins.operands[access.operand]
@@ -218,6 +225,20 @@ class _Finder:
             _do("mul.wide.u32", target, stride, unit),
             _do("shr.u64", target, target, 3),
         ]
+
+    def _length(self, position: int, size: Operand) -> int | None:
+        """Return the constant that was moved into ``size`` in the same block, None if none was.
+
+        The value of one that was set elsewhere is not certain: paths may lead around that.
+        """
+        for statement in reversed(self._body[:position]):
+            if type(statement) is not Instruction:
+                return None
+            if size in written(statement):
+                source = statement.operands[-1]
+                moved = statement.opcode.base == "mov" and statement.guard is None
+                return source.value if moved and isinstance(source, Immediate) else None
+        return None
 
     def _sized(self, position: int, ins: Instruction, access: Access, size: Operand) -> None:
         """Add checks of both ends of a copy whose length is in a register.

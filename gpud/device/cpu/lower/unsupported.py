@@ -13,27 +13,30 @@ __all__ = ["unsupported_error"]
 _TENSOR = ("tensor-core", "tensor-core instructions with asynchronous operands run on a GPU only")
 _TEXTURE = ("texture", "textures and surfaces are not available on the CPU device")
 _CLUSTER = ("unsupported-instruction", "the CPU device has no thread block clusters")
-_BULK = ("unsupported-instruction", "bulk and tensor-map copies run on a GPU only")
+_TENSOR_MAP = (
+    "unsupported-instruction",
+    "tensor maps are not available: copy by cp.async.bulk, or by cuda::memcpy_async",
+)
 
 _BY_BASE = {
     **dict.fromkeys(("wgmma", "tcgen05"), _TENSOR),
     **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"), _TEXTURE),
     **dict.fromkeys(("mapa", "getctarank", "clusterlaunchcontrol"), _CLUSTER),
-    **dict.fromkeys(("multimem", "tensormap"), _BULK),
+    **dict.fromkeys(("tensormap",), _TENSOR_MAP),
+    "multimem": ("unsupported-instruction", "memory of several devices is not available"),
     "setmaxnreg": ("unsupported-instruction", "registers cannot be moved between warps"),
     "alloca": ("unsupported-instruction", "stack allocation at run time is not available"),
     "stacksave": ("unsupported-instruction", "stack allocation at run time is not available"),
     "stackrestore": ("unsupported-instruction", "stack allocation at run time is not available"),
 }
 _BY_MODIFIER = {  # by base and modifier
-    ("cp", "bulk"): _BULK,
-    ("cp", "tensor"): _BULK,
-    ("cp", "reduce"): _BULK,
+    ("cp", "tensor"): _TENSOR_MAP,
+    ("cp", "multicast::cluster"): _CLUSTER,
     ("barrier", "cluster"): _CLUSTER,
     ("red", "async"): _CLUSTER,
     ("st", "async"): _CLUSTER,
-    ("st", "bulk"): _BULK,
-    ("prefetch", "tensormap"): _BULK,
+    ("st", "bulk"): ("unsupported-instruction", "shared memory is not set in bulk"),
+    ("prefetch", "tensormap"): _TENSOR_MAP,
 }
 
 

@@ -18,8 +18,10 @@ REFUSED = {
     "tex.2d.v4.f32.f32": "texture",
     "sust.b.2d.b32.trap": "texture",
     "txq.width.b32": "texture",
-    "cp.async.bulk.commit_group": "unsupported-instruction",
-    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32": "unsupported-instruction",
+    "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group": "unsupported-instruction",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster": (
+        "unsupported-instruction"
+    ),
     "barrier.cluster.arrive": "unsupported-instruction",
     "mapa.u64": "unsupported-instruction",
     "multimem.red.add.f32": "unsupported-instruction",

@@ -47,6 +47,7 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
 from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
+from gpud.device.cpu.codegen.preparation.bulk_copies import expand_bulk_copies
 from gpud.device.cpu.codegen.preparation.fragment_moves import expand_fragments
 from gpud.device.cpu.codegen.preparation.inliner import (
     Inliner,
@@ -106,7 +107,10 @@ def prepare(
         name: fold_pseudos(expand_matrices(_parameters_to_registers(f)), checked=checked)
         for name, f in resolved.items()
     }
-    functions = {n: expand_fragments(f, checked=checked) for n, f in functions.items()}
+    functions = {
+        name: expand_bulk_copies(expand_fragments(f, checked=checked), checked=checked)
+        for name, f in functions.items()
+    }
     if checked:
         functions = {name: insert_bounds_checks(module, f, shape) for name, f in functions.items()}
     suspending = _suspending(functions)

@@ -1,7 +1,8 @@
 """cp.async: copies from global to shared memory, executed synchronously.
 
 A program may not rely on a copy being unfinished, so waiting for one copy or a group is a no-op; an
-arrival on an mbarrier that copies trigger happens at the instruction that requests it.
+arrival on an mbarrier that copies trigger happens at the instruction that requests it. Bulk copies
+are loops, see `gpud.device.cpu.codegen.preparation.bulk_copies`.
 
 Source: PTX ISA 9.0, section 9.7.9.25 (asynchronous copy).
 """
@@ -19,7 +20,11 @@ from gpud.device.cpu.lower.registry import CACHE_HINTS, Modifiers, lowering, rej
 @lowering("cp")
 def _cp(thread: Thread, ins: Instruction) -> None:
     modifiers = Modifiers(ins)
+    modifiers.flag("reduce")
     modifiers.require("async")
+    if modifiers.flag("bulk"):
+        _bulk(ins, modifiers)
+        return
     if modifiers.flag("commit_group") or modifiers.flag("wait_all"):
         modifiers.done(0)
         return
@@ -30,6 +35,20 @@ def _cp(thread: Thread, ins: Instruction) -> None:
         _arrive_when_copied(thread, ins, modifiers)
         return
     _copy(thread, ins, modifiers)
+
+
+def _bulk(ins: Instruction, modifiers: Modifiers) -> None:
+    """Lower what remains of bulk copies, which are loops by now: waits and hints, as nothing."""
+    modifiers.skip(*CACHE_HINTS)
+    if modifiers.flag("commit_group"):
+        modifiers.done(0)
+    elif modifiers.flag("wait_group"):
+        modifiers.flag("read")
+        modifiers.done(1)
+    elif modifiers.flag("prefetch"):
+        return
+    else:
+        raise rejected(ins, "the CPU device has no such bulk copy")
 
 
 def _arrive_when_copied(thread: Thread, ins: Instruction, modifiers: Modifiers) -> None:
