@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Within
+from .case import Args, Rng, Within
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- Black-Scholes option prices ---------------------------------------------------------------

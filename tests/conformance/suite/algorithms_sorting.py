@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- bitonic sort of each block's keys ---------------------------------------------------------

@@ -11,16 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .case import Satisfies, Within
+from .case import Array, Rng, Satisfies, Within
 from .cases import Cases
 from .exact import FORMATS, as_double
 from .reference import flush32, ulp32
 from .sweep import Op, sweep
 
 CASES = Cases()
-
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 
 def _f32(exact: Array) -> Array:

@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Satisfies, Within
+from .case import Args, Array, Rng, Satisfies, Within
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 
 # -- every operation on shared memory and on global memory -------------------------------------

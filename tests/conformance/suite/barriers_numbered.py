@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 def _integers(rng: Rng, shape: Any, bound: int = 1000) -> Any:

@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .case import Array, Case, Rng
 from .integers import operands
 from .sweep import Op, integer_op, sweep
-
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 
 def _mask(bits: int) -> int:

@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
-
-Args = list[Any]
-Rng = np.random.Generator
+from .case import Args, Case, Rng
 
 # C++ type: (how to make one of an int x, the sum of its fields, that sum for an int x in Python).
 TYPES: dict[str, tuple[str, str, Callable[[int], int]]] = {

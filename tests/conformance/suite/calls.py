@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- functions that are not inlined, with every kind of parameter ------------------------------

@@ -24,6 +24,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+Args: TypeAlias = list[Any]
+Array: TypeAlias = np.ndarray[Any, Any]
+Rng: TypeAlias = np.random.Generator
 Form: TypeAlias = Literal["unmodified", "persistent", "sliced", "whole"]
 ExpectedForm: TypeAlias = Literal[
     "persistent", "persistent-exit-aware", "sliced", "whole", "rejected"
@@ -83,7 +86,7 @@ class Hidden:
     ``pointers`` as in `Struct`.
     """
 
-    array: np.ndarray[Any, Any]
+    array: Array
     pointers: Mapping[int, AddressOf] = field(default_factory=dict)
 
 
@@ -95,22 +98,22 @@ class Within:
     be equal (a NaN for a NaN).
     """
 
-    value: np.ndarray[Any, Any]
-    rtol: float | np.ndarray[Any, Any] = 0.0
-    atol: float | np.ndarray[Any, Any] = 0.0
+    value: Array
+    rtol: float | Array = 0.0
+    atol: float | Array = 0.0
 
 
 @dataclass(frozen=True)
 class Satisfies:
     """A property instead of a value, where several results are right (an order of tickets)."""
 
-    holds: Callable[[np.ndarray[Any, Any]], bool]
+    holds: Callable[[Array], bool]
     meaning: str
 
 
-Expected: TypeAlias = "np.ndarray[Any, Any] | Within | Satisfies"
-Make: TypeAlias = Callable[[np.random.Generator], list[Any]]
-Expect: TypeAlias = Callable[[list[Any]], Mapping[int | str, Expected]]
+Expected: TypeAlias = "Array | Within | Satisfies"
+Make: TypeAlias = Callable[[Rng], Args]
+Expect: TypeAlias = Callable[[Args], Mapping[int | str, Expected]]
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Case:
     progress: str | None = None
     rejection: str = ""
     output: Callable[[list[Any]], Sequence[str]] | None = None
-    symbols: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    symbols: Mapping[str, Array] = field(default_factory=dict)
     launches: int = 1
     resident: int = 1
     covers: frozenset[str] = frozenset()

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Expected, Hidden, Satisfies, Within
-
-Array = np.ndarray[Any, Any]
+from .case import Array, Case, Expected, Hidden, Satisfies, Within
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- predicated exits and returns, in the middle of loops --------------------------------------

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 from .ptx_text import kernel
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- hand-written calls: register parameters, .calltargets, several results --------------------

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from . import exact
-from .case import Case
+from .case import Array, Case, Rng
 from .exact import BF16, F16, F32, F64, FORMATS, MODES, Format, Mode
 from .floats import patterns
 from .integers import operands
 from .sweep import Op, integer_op, sweep
-
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 _INTEGERS = [(bits, signed) for bits in (8, 16, 32, 64) for signed in (True, False)]
 _TO_INTEGER: tuple[tuple[str, Mode], ...] = (

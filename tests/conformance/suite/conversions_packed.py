@@ -10,18 +10,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from . import exact
-from .case import Case
+from .case import Array, Case, Rng
 from .conversions import as_float, as_integer, clamp, convert, whole
 from .exact import F16, F32, FORMATS, Format
 from .floats import patterns
 from .sweep import Op, integer_op, sweep
-
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
-
 
 # -- packed ------------------------------------------------------------------------------------
 

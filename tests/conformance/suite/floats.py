@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from . import exact
+from .case import Array, Rng
 from .cases import Cases
 from .exact import F16, F32, F64, FORMATS, MODES, Format, Mode
 from .sweep import Op, sweep
 
 CASES = Cases()
 
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 ARITHMETIC: dict[str, tuple[exact.Operation, int]] = {
     "add": (exact.add, 2),

@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import AddressOf, Hidden, Struct
+from .case import AddressOf, Args, Hidden, Rng, Struct
 from .cases import Cases
 from .ptx_text import kernel
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- CuPy: an element-wise kernel over strided array structs -----------------------------------

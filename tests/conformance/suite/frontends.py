@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import RUNS_SYMBOL, AddressOf, Hidden, Within, count_ptx
+from .case import RUNS_SYMBOL, AddressOf, Args, Hidden, Rng, Within, count_ptx
 from .cases import Cases
 from .ptx_text import header
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- Numba: arrays as seven or nine values, a long name, an environment variable ---------------

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import exact
+from .case import Array, Rng
 from .cases import Cases
 from .exact import BF16, F16, FORMATS, Format
 from .floats import ARITHMETIC, extreme, patterns
@@ -19,8 +20,6 @@ from .sweep import Op, sweep
 
 CASES = Cases()
 
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 _BOTH = ("add", "add.rn", "sub", "sub.rn", "mul", "mul.rn", "fma.rn", "fma.rn.relu")
 _HALF_ONLY = ("add.sat", "add.ftz", "sub.ftz", "mul.ftz", "mul.ftz.sat", "fma.rn.ftz",

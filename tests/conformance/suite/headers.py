@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Within
+from .case import Args, Rng, Within
 from .cases import Cases
 from .reference import fma32
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- cuda_fp16.h and cuda_bf16.h ---------------------------------------------------------------

@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Expected, Satisfies
+from .case import Array, Case, Expected, Rng, Satisfies
 from .sweep import Op, integer_op, sweep
-
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 
 def _edges(bits: int, signed: bool) -> list[int]:

@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Satisfies
+from .case import Args, Rng, Satisfies
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 
 # -- a lock that threads of one warp fight for -------------------------------------------------

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Array, Rng
 from .cases import Cases
 
 CASES = Cases()
 
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 _BODY = """
     .shared .align 16 .b8 tile[2048];

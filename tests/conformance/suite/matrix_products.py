@@ -13,14 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .case import Within
+from .case import Args, Array, Rng, Within
 from .cases import Cases
 
 CASES = Cases()
 
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 _BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "s32": 32, "s8": 8, "u8": 8,
          "e4m3": 8, "e5m2": 8, "s4": 4, "u4": 4, "b1": 1}  # fmt: skip

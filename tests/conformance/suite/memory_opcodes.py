@@ -16,14 +16,11 @@ from typing import Any
 import numpy as np
 
 from . import exact
-from .case import Case
+from .case import Array, Case, Rng
 from .exact import BF16, F16, F32, F64, Format
 from .floats import extreme, patterns
 from .integers import operands
 from .sweep import Op, integer_op, sweep
-
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 
 _BLOCK = 96
 _ROWS = 2048

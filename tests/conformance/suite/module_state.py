@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- module variables that one launch leaves for the next --------------------------------------

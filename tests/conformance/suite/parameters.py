@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import AddressOf, Hidden, Struct
+from .case import AddressOf, Args, Hidden, Rng, Struct
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 # -- scalars of every kind ---------------------------------------------------------------------

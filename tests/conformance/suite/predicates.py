@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from . import exact
-from .case import Case
+from .case import Array, Case, Rng
 from .exact import FORMATS
 from .integers import operands
 from .sweep import Op, sweep
 
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 Compare = Callable[[Any, Any], Any]
 
 _ORDERED: dict[str, Compare] = {

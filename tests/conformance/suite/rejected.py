@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .case import ExpectedForm
+from .case import Args, ExpectedForm
 from .cases import Cases
 from .ptx_text import header, kernel
 
 CASES = Cases()
 
-Args = list[Any]
 
 _TEXTURE_BODY = """
     .reg .f32 %a, %b, %c, %d, %x, %y; .reg .b64 %p, %t;

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 from .ptx_text import header
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
 
 
 def _integers(rng: Rng, shape: Any) -> Any:

@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Expected, ExpectedForm, count_ptx
+from .case import Array, Case, Expected, ExpectedForm, count_ptx
 from .reference import each
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

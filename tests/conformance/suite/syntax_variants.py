@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Array, Rng
 from .cases import Cases
 from .integers import operands
 from .sweep import Op, integer_op, sweep
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 
 # -- loads and stores --------------------------------------------------------------------------

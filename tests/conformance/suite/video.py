@@ -10,14 +10,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from .case import Case
 from .integers import operands
 from .sweep import Op, integer_op, sweep
 
-Array = np.ndarray[Any, Any]
-Rng = np.random.Generator
 Binary = Callable[[int, int], int]
 
 

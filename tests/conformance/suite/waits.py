@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Satisfies
+from .case import Args, Array, Rng, Satisfies
 from .cases import Cases
 
 CASES = Cases()
 
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 _VERTICES = 6 * 32
 

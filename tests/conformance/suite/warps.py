@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .case import Within
+from .case import Args, Array, Rng, Within
 from .cases import Cases
 
 CASES = Cases()
-
-Args = list[Any]
-Rng = np.random.Generator
-Array = np.ndarray[Any, Any]
 
 
 def _words(rng: Rng, shape: Any) -> Array:

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
 
-Args = list[Any]
-Rng = np.random.Generator
 
 HISTOGRAM = r"""
 #include <algorithm>
