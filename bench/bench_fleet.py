@@ -31,14 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import gpud_client as gc
-from bench.harness.machine import describe
 from bench.harness.memory import resident_bytes
+from bench.harness.results import keep
 from bench.harness.timing import load
 from bench.load.fleet_clients import BLOCK, SOURCE
 from gpud.demo.metrics import jain, percentile
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "bench" / "results" / "fleet.json"
 CLIENTS, BUSY, PROCESSES, LONG = 200, 64, 4, 8
 AIM_FAIRNESS = 0.99
 
@@ -54,10 +53,7 @@ def main() -> int:
     found = measure(options.device, 2.0 if options.short else options.seconds)
     report(found)
     if not options.short:
-        RESULT.parent.mkdir(exist_ok=True)
-        kept = {"machine": {**describe(), **before}, "aims": {"jain": AIM_FAIRNESS}, **found}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(ROOT)}")
+        keep("fleet", {"aims": {"jain": AIM_FAIRNESS}, **found}, before)
     return 1 if found["wrong"] else 0
 
 

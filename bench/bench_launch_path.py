@@ -35,11 +35,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
-from bench.harness.machine import describe
+from bench.harness.results import keep
 from bench.harness.timing import load, spread
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = Path(__file__).parent / "results" / "launch_path.json"
 KERNEL = 'extern "C" __global__ void put(int* out, int i, float a) { out[i & 1023] = (int)a; }'
 CALLS, IN_FLIGHT, STREAMS = 400, 64, 8
 SIDES = ("client", "front", "device host")
@@ -296,9 +295,7 @@ def main() -> int:
     times = measure_time(options.device, jobs, rounds)
     report(calls, times, options.functions)
     if not options.short:
-        result = {"machine": {**describe(), **before}, "calls": calls, "processor_us": times}
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(RESULT.parents[2])}")
+        keep("launch_path", {"calls": calls, "processor_us": times}, before)
     return 0
 
 

@@ -19,7 +19,6 @@ only prints.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -31,12 +30,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
-from bench.harness.machine import describe
+from bench.harness.results import keep
 from bench.harness.timing import load, ratios, spread
 from bench.load.echo_server import Echo
 from gpud.demo.metrics import percentile
 
-RESULT = Path(__file__).parent / "results" / "service.json"
 EMPTY = 'extern "C" __global__ void empty() { }'
 CALLS, PIPELINED, IN_FLIGHT, STREAMS, SEQUENCE, SEQUENCES = 300, 2000, 64, 8, 100, 20
 AIMS = {"round_trip_ratio": 2.5, "pipelined_ratio": 0.1, "sequence_us_a_kernel": 3.0}
@@ -53,7 +51,7 @@ def main() -> int:
     found = measure(options.device, 2 if options.short else options.rounds)
     report(found)
     if not options.short:
-        keep(found, before)
+        keep("service", {"aims": AIMS, **found}, before)
     return 0
 
 
@@ -153,14 +151,6 @@ def report(found: dict[str, Any]) -> None:
         f"{f'sequence of {SEQUENCE}, us a kernel':<36}{mid('sequence_us_a_kernel'):>12.2f}"
         f"{'':>22}  at most {AIMS['sequence_us_a_kernel']} beyond what they run"
     )
-
-
-def keep(found: dict[str, Any], before: dict[str, Any]) -> None:
-    """Write the figures, with a description of the machine."""
-    result = {"machine": {**describe(), **before}, "aims": AIMS, **found}
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {RESULT.relative_to(RESULT.parents[2])}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import gpud_client as gc
-from bench.harness.machine import describe
+from bench.harness.results import keep
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
 from tests.faults.fuzz.neighbour import Neighbour
@@ -41,7 +41,6 @@ from tests.support.processes import Sample, samples
 from tests.support.raw_client import Raw
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = ROOT / "bench" / "results" / "client_kills.json"
 AT_ONCE = 4
 CONNECTIONS = 10_000
 AIM_MS = 50.0
@@ -62,10 +61,7 @@ def main() -> int:
     found["connections"] = connections(options.device, 500 if options.short else CONNECTIONS)
     report(found)
     if not options.short:
-        RESULT.parent.mkdir(exist_ok=True)
-        kept = {"machine": {**describe(), **before}, "aims": {"back_ms_p99": AIM_MS}, **found}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(ROOT)}")
+        keep("client_kills", {"aims": {"back_ms_p99": AIM_MS}, **found}, before)
     return 1 if found["wrong"] or found["leaks"] else 0
 
 

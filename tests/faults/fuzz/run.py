@@ -39,8 +39,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness.machine import describe
 from bench.harness.memory import peak_bytes
+from bench.harness.results import keep
 from bench.harness.timing import load
 from tests.compiler.support import ptx_samples
 from tests.faults.fuzz import inputs
@@ -51,7 +51,6 @@ from tests.faults.fuzz.parser import BATCH, Outcomes, all_fuzzers, check_batch
 from tests.support.daemon_process import DaemonProcess, serving
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = ROOT / "bench" / "results" / "fuzz.json"
 MESSAGES, LIVE, COVERAGE, INPUTS = 10_000_000, 400_000, 1_000_000, 20_000
 PER_CONNECTION = 300
 SAMPLES = 20
@@ -95,10 +94,7 @@ def main() -> int:
     ]
     report(found)
     if found["messages"] >= MESSAGES:
-        RESULT.parent.mkdir(exist_ok=True)
-        kept = {"machine": {**describe(), **before}, **found}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(ROOT)}")
+        keep("fuzz", found, before)
     return 1 if found["problems"] else 0
 
 

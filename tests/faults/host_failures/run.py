@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import sys
 from collections import Counter
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import gpud_client as gc
-from bench.harness.machine import describe
+from bench.harness.results import keep
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
 from tests.faults.host_failures.device_calls import KINDS
@@ -36,7 +35,6 @@ from tests.faults.host_failures.kills import Kills, Report
 from tests.faults.test_host_calls import MOST_CALLS, inject
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = ROOT / "bench" / "results" / "host_failures.json"
 SEED = 20260
 
 
@@ -61,10 +59,7 @@ def main() -> int:
         found["calls"][kind] = asyncio.run(_calls(kind, numbers))
         show_calls(kind, found["calls"][kind])
     if not options.short:
-        RESULT.parent.mkdir(exist_ok=True)
-        kept = {"machine": {**describe(), **before}, **found}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(ROOT)}")
+        keep("host_failures", found, before)
     return 1 if report.wrong else 0
 
 

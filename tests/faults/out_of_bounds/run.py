@@ -20,14 +20,13 @@ status is 1 if anything was missed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.harness.machine import describe
+from bench.harness.results import keep
 from bench.harness.timing import load
 from tests.faults.out_of_bounds.accesses import ACCESSES
 from tests.faults.out_of_bounds.affine import affine
@@ -36,7 +35,6 @@ from tests.faults.out_of_bounds.world import World
 from tests.faults.out_of_bounds.written import written
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = ROOT / "bench" / "results" / "out_of_bounds.json"
 CASES, SEED = 11_200, 5  # one in ten is legal, so that 10,000 are not
 ALONE_PART, WRITTEN_PART = 0.2, 0.1
 """Shares of the cases: kernels with one kind of access each, and kernels in CUDA C++. Somewhat less
@@ -56,10 +54,7 @@ def main() -> int:
     found = measure(options.device, cases, options.seed)
     report(found)
     if not options.short:
-        RESULT.parent.mkdir(exist_ok=True)
-        kept = {"machine": {**describe(), **before}, **found}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(ROOT)}")
+        keep("out_of_bounds", found, before)
     return 1 if found["wrong"] else 0
 
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.harness.machine import describe
+from bench.harness.results import keep
 from bench.harness.timing import load
 from gpud.wire import messages as wm
 from tests.faults.fuzz.live import Talk, Unanswered
@@ -47,7 +47,6 @@ from tests.support.daemon_process import DaemonProcess, serving
 from tests.support.processes import Sample
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = ROOT / "bench" / "results" / "soak.json"
 SETTINGS = {"memory": "1 GiB", "session_memory": "256 MiB", "compile_timeout": "5 s"}
 WARM_UP = 0.2  # of the time
 AIM_GROWTH = 0.05  # of the process's memory, or AIM_GROWTH_MIB if that is more
@@ -75,11 +74,8 @@ def main() -> int:
     found = soak(60 * options.minutes, options.seed, options.device, acts)
     report(found)
     if options.minutes >= 60 or options.keep:
-        RESULT.parent.mkdir(exist_ok=True)
         aims = {"growth": AIM_GROWTH, "growth_mib": AIM_GROWTH_MIB}
-        kept = {"machine": {**describe(), **before}, "aims": aims, **found}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote {RESULT.relative_to(ROOT)}")
+        keep("soak", {"aims": aims, **found}, before)
     return 1 if found["problems"] else 0
 
 
