@@ -23,6 +23,8 @@ reset before the batch, outside of the timed span. The sides:
 ``own cache``    the same, with the driver's default split into cache and shared memory for all
 ``no bus``       ``own words`` with the status records in device memory as well and no polls of host
                  memory: nothing crosses the bus, so the rest of the cost is that of the loop
+``chunk counts`` ``rewritten``, where gpud claims several task blocks, with what is done counted
+                 once for each chunk (`gpud.device.cuda.program.count_chunks`)
 ``singly``       ``rewritten`` with claims of one task block, where gpud would claim several
 
 With ``--claims 4,0`` or such all kernels have these claims. Prints a table and writes
@@ -53,7 +55,17 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
 from gpud.device.claim_size import choose_claims
 
-SIDES = ("rewritten", "checked", "news", "split", "own words", "own cache", "no bus", "singly")
+SIDES = (
+    "rewritten",
+    "checked",
+    "news",
+    "split",
+    "own words",
+    "own cache",
+    "no bus",
+    "singly",
+    "chunk counts",
+)
 FIRST = (
     "triad", "softmax", "scan", "stencil_3d", "polynomial", "early_exit", "copy",
     "matmul_tiled_pair",
@@ -216,6 +228,8 @@ def measure(
         one.words.pace(1e3 * once * blocks / total)
     if chosen != ONE_AT_A_TIME:
         forms["singly"] = form(kernel)
+        forms["chunk counts"] = form(loaded(cuda, program, chunk_counts=True))
+        forms["chunk counts"].words.claim(chosen)
     sides: dict[str, Side] = {"native": native, **forms}
     for name, side in sides.items():
         check(name, side)

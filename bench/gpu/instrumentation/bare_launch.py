@@ -157,6 +157,7 @@ class Native:
 def loaded(
     cuda: Any, program: OneProgram, *, bounds_checks: bool = False, own_words: bool = False,
     own_cache: bool = False, news: bool = False, most_shared: bool = False,
+    chunk_counts: bool = False,
 ) -> Any:  # fmt: skip
     """Load the kernel in persistent form, as a session's is.
 
@@ -168,13 +169,15 @@ def loaded(
         own_cache: whether it keeps the driver's default split of SM memory into cache and shared
             memory, instead of the one that gpud sets for kernels with shared memory.
         news: whether it reads its orders only when there is news; there never is.
+        chunk_counts: whether it counts what is done by chunks.
         most_shared: whether it asks for the most shared memory of an SM in any case, as gpud has
             kernels do that use some.
     """
     ptx = compile_program(
         program.cuda, form="persistent", bounds_checks=bounds_checks, kill=False
     ).ptx
-    kernel = cuda.load(ptx, host_poll=own_words, news=news).kernel(program.entry)
+    module = cuda.load(ptx, host_poll=own_words, news=news, chunk_counts=chunk_counts)
+    kernel = module.kernel(program.entry)
     if most_shared:
         kernel.share_sms()
     if own_cache:

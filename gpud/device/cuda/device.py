@@ -224,6 +224,7 @@ class CUDADevice:
         *,
         host_poll: bool | None = None,
         news: bool | None = None,
+        chunk_counts: bool = False,
     ) -> CUDAModule:
         """Load a PTX program; see `CUDAModule`.
 
@@ -232,6 +233,7 @@ class CUDADevice:
             arena: that its kernels may access.
             host_poll: see `CUDAModule`; None: what the release path needs.
             news: likewise.
+            chunk_counts: see `CUDAModule`.
         """
         with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
@@ -240,7 +242,8 @@ class CUDADevice:
         module = CUDAModule(
             self.context, text, arena, self.device_blocks,
             host_poll=release.host_poll if host_poll is None else host_poll,
-            news=release.news if news is None else news, dump=self._dump,
+            news=release.news if news is None else news, chunk_counts=chunk_counts,
+            dump=self._dump,
         )  # fmt: skip
         handle = module.release()
         self._programs[int(handle)] = handle

@@ -51,8 +51,12 @@ def program(form: Any = "persistent", **options: Any) -> Module:
 class Running:
     """The kernel on the CPU device, with records that a test changes."""
 
-    def __init__(self, device: CPUDevice, limit: int, claims: cw.Claims, named: bool) -> None:
-        kernel = device.load(print_module(program(bounds_checks=False))).kernel("k")
+    def __init__(
+        self, device: CPUDevice, limit: int, claims: cw.Claims, named: bool,
+        module: Module | None = None,
+    ) -> None:  # fmt: skip
+        text = print_module(module or program(bounds_checks=False))
+        kernel = device.load(text).kernel("k")
         self._memory, self.data, self._door = (
             device.allocate(size) for size in (1024, 4 * TOTAL, 256)
         )

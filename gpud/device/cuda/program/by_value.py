@@ -49,6 +49,7 @@ from gpud.compiler.ptx.model import (
 from gpud.device.cuda.program.report_blocks import is_rewritten
 
 __all__ = [
+    "JOB_AT",
     "LOOK_LIMIT",
     "NEWS",
     "NO_NEWS",
@@ -69,9 +70,11 @@ SAID: Final = 24
 NEWS: Final = 32
 """Offsets of the words for `gpud.device.cuda.program.forward_news`."""
 
-_JOB_AT: Final = _ADDRESSES.size
+JOB_AT: Final = _ADDRESSES.size
+"""Offset of the beginning of the job record."""
+
 _JOB_BYTES: Final = cw.AHEAD + 4
-VALUE_BYTES: Final = _JOB_AT + _JOB_BYTES
+VALUE_BYTES: Final = JOB_AT + _JOB_BYTES
 """Size of the structure."""
 
 _MOST_BYTES: Final = 4096
@@ -172,5 +175,5 @@ def _place(read: Instruction, launches: set[Operand], jobs: set[Operand]) -> int
             jobs.add(target)
         return _OF_LAUNCH[address.offset]
     if address.base in jobs and address.offset in _OF_JOB:
-        return _JOB_AT + address.offset
+        return JOB_AT + address.offset
     return None

@@ -42,6 +42,7 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import Pool, out_of_memory
 from gpud.device.cuda.program.by_value import is_values, pass_by_value
+from gpud.device.cuda.program.count_chunks import count_chunks
 from gpud.device.cuda.program.device_bytes import DeviceBytes
 from gpud.device.cuda.program.forward_news import add_news
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
@@ -156,6 +157,7 @@ class CUDAModule:
             it may call ``malloc`` only without bounds checks.
         host_poll: whether its kernels also poll host memory: their launch records are not there.
         news: whether they read their orders only when there is news of them.
+        chunk_counts: whether they count what is done by chunks.
         dump: writes what is loaded; None: nobody wants to see it.
 
     Attributes:
@@ -178,10 +180,12 @@ class CUDAModule:
         *,
         host_poll: bool = False,
         news: bool = False,
+        chunk_counts: bool = False,
         dump: DumpFolder | None = None,
     ) -> None:
         flat = flatten_module(parse(text))
         changed = pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat))
+        changed = count_chunks(changed) if chunk_counts else changed
         program = visible(add_news(changed) if news else changed)
         self.context = context
         self.arena = arena
