@@ -139,6 +139,7 @@ _SECTIONS = {
         Benchmark("service", "python bench/bench_service.py", rows.service),
         Benchmark("launch", "python bench/bench_launch.py", rows.launch),
         Benchmark("cuda_host", "python bench/bench_cuda_host.py", rows.cuda_host),
+        Benchmark("lane_wake", "python bench/bench_lane_wake.py", rows.lane_wake),
         Benchmark("wakeup_latency", "python bench/bench_wakeup_latency.py", rows.wakeup_latency),
     ),
     "Rewritten kernels": (

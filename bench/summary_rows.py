@@ -227,6 +227,20 @@ def cuda_host(result: Result) -> Iterator[Row]:
     )
 
 
+def lane_wake(result: Result) -> Iterator[Row]:
+    for name, row in result["rows"].items():
+        yield (
+            (
+                f"a launch in a lane that lends its share, offline blocks of {name}: signal to first "
+                "block, p50 and p99, of which above the blocks that had to leave"
+            ),
+            (
+                f"{row['first_p50_us']:.0f} and {row['first_p99_us']:.0f} us; "
+                f"{row['above_p50_us']:.0f} and {row['above_p99_us']:.0f} us"
+            ),
+        )
+
+
 def wakeup_latency(result: Result) -> Iterator[Row]:
     rows = result["rows"]
     chosen, equal, none = (rows[name]["p99_us"] for name in ("nice 10", "normal", "no kernel runs"))

@@ -7,7 +7,7 @@ from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
 
-__all__ = ["waiting_reason"]
+__all__ = ["lending_note", "waiting_reason"]
 
 
 def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
@@ -44,6 +44,18 @@ def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
 def _paused(device: DeviceRecord) -> str:
     assert device.pause is not None
     return f"device {device.index} is paused by {device.pause.by} since {device.pause.since}"
+
+
+def lending_note(lane: JobRecord, device: DeviceRecord) -> str:
+    """Say what an idle lane lends, and how it comes back; no other job is named."""
+    lent = to_fraction(lane.promised)
+    text = f"lends {lent} SM" if lent == 1 else f"lends {lent} SMs"
+    steps = lane.plan or ()
+    if not steps:
+        return f"{text}, which nobody has now"
+    back = to_fraction(sum(slices * device.jobs[job].slice for job, slices in steps))
+    jobs = "1 job gives" if len(steps) == 1 else f"{len(steps)} jobs give"
+    return f"{text}; {jobs} {back} back at its next launch"
 
 
 def _capped_reason(job: JobRecord) -> str | None:

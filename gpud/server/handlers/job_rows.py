@@ -9,7 +9,7 @@ from typing import Any
 
 from gpud.core.explain import changes_of, explain, seconds
 from gpud.core.scheduler import Scheduler
-from gpud.core.wait_reasons import waiting_reason
+from gpud.core.wait_reasons import lending_note, waiting_reason
 from gpud.errors import GpudError
 from gpud.server.hosts.devices import Devices
 from gpud.server.state.access import Peer, may_manage, user_name
@@ -62,6 +62,8 @@ class JobRows:
         if record is None:
             return {**row, "waits_for": None}
         device = self._scheduler.devices[record.device]
+        if record.lending:
+            return {**row, "waits_for": lending_note(record, device)}
         return {**row, "waits_for": waiting_reason(record, device)}
 
     def beside(self, job: SubmittedJob) -> list[SubmittedJob]:

@@ -104,8 +104,11 @@ class SubmittedJob:
 
     @property
     def present_state(self) -> str:
-        """The state that is shown to people."""
-        return self.state or ("waiting" if self.record is None else self.record.state.value)
+        """The state that is shown to people; a lane that runs is idle while nothing comes."""
+        record = self.record
+        if self.state is not None or record is None:
+            return self.state or "waiting"
+        return "idle" if record.idle_epoch and record.live else record.state.value
 
     def end(
         self,

@@ -9,6 +9,7 @@ import pytest
 from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.explain import explain
+from gpud.core.wait_reasons import lending_note
 from gpud.errors import AdmissionError, DeviceLost, JobCancelled
 from gpud.units import JobId
 from tests.unit.core.driver import Driver, error, finished, names, slices
@@ -389,3 +390,12 @@ def test_why_says_what_an_idle_lane_lends() -> None:
         "it is idle, and lends 2 SMs until its next launch",
         "job 0.1 is to give 2 SMs back then",
     ]
+
+
+def test_what_a_lane_lends_is_said_without_naming_jobs() -> None:
+    d = lending()
+    device = d.scheduler.devices[0]
+    said = "lends 2 SMs; 1 job gives 2 back at its next launch"
+    assert lending_note(d.job(2), device) == said
+    d.cancel(1)
+    assert lending_note(d.job(2), device) == "lends 2 SMs, which nobody has now"
