@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
+from bench.bench_workloads import SHORT_SAMPLES, device_bytes
+from bench.load.training import MODELS, Model
 from gpud.wire import messages as wm
 from gpud_client.connection.pending import Notification
 from tests.support.daemon_process import DaemonProcess
@@ -102,6 +105,31 @@ def test_two_programs_take_turns_and_keep_their_values() -> None:
             assert answer["workloads"] == []
             assert answer["devices"][0]["persistent_bytes"] == 0
             assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
+
+
+def test_training_in_turns_has_the_losses_of_training_alone() -> None:
+    iterations = 6
+
+    def losses(path: Path, number: int) -> list[float]:
+        model = models[number]
+        sizes = model.persistent_bytes, model.temporary_bytes
+        with gc.connect(path) as gpu, gpu.workload(*sizes, offset=0) as work:
+            return model.losses(gpu, work, iterations)
+
+    models: list[Model] = [
+        kind(count, 1) for kind, count in zip(MODELS, SHORT_SAMPLES, strict=True)
+    ]
+    needs = sum(model.persistent_bytes + model.temporary_bytes for model in models)
+    memory = device_bytes(SHORT_SAMPLES)
+    assert needs > 1.75 * memory
+    with serving("--memory", str(memory), "--turn-slice", "10ms") as daemon:
+        alone = [losses(daemon.path, number) for number in range(len(models))]
+        with ThreadPoolExecutor() as pool:
+            together = list(pool.map(lambda number: losses(daemon.path, number), range(3)))
+    assert together == alone
+    for model, curve in zip(models, alone, strict=True):
+        np.testing.assert_allclose(curve, model.reference(iterations), rtol=1e-4)
+        assert curve[-1] < curve[0]
 
 
 def test_a_workload_waits_until_there_is_room_and_one_too_large_is_refused() -> None:
