@@ -65,7 +65,6 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         self._limits: dict[str, int] = {}
         self._daemon: dict[str, Any] = {}
         self._amounts: dict[Any, Amounts] = {}
-        self._workloads: weakref.WeakSet[WorkloadT] = weakref.WeakSet()
 
     @property
     def path(self) -> str:

@@ -22,7 +22,7 @@ from gpud.units import byte_size
 from gpud.wire import messages as wm
 from gpud_client.arrays import ArrayBase, Shape, as_dtype, as_shape, as_values
 from gpud_client.connection.faces import Awaited, Blocking, operation
-from gpud_client.connection.pending import Notification, Operation, Request
+from gpud_client.connection.pending import Notification, Operation, PendingJob, Request
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
@@ -139,15 +139,21 @@ class TurnBase(_Memory[ArrayT]):
         workload = self._workload
         workload._claim(self)
         try:
-            number = workload._number
-            answer = yield Request(
-                lambda request: wm.BeginIteration(request, number),
-                undo=lambda _: workload._notify(wm.EndIteration(number)),
-            )
+            if workload._go_on():
+                # The memory of the last iteration is used again: nothing may run in it.
+                jobs = workload._jobs()
+                if jobs:
+                    yield jobs
+            else:
+                number = workload._number
+                answer = yield Request(
+                    lambda request: wm.BeginIteration(request, number),
+                    undo=lambda _: workload._notify(wm.EndIteration(number)),
+                )
+                self.new = workload._granted(answer.value)
         except BaseException:
-            workload._current = None
+            workload._leave(begun=False)
             raise
-        self.new = bool(answer.value)
         self.number = workload._iterations
         workload._iterations += 1
         self._range = workload._new_range()
@@ -161,12 +167,11 @@ class TurnBase(_Memory[ArrayT]):
         self._open = False
         for array in list(self._arrays):
             array._withdraw(_OVER)
-        workload._current = None
-        core: ProtocolState = workload._core
-        if core.lost is None and not workload.closed:
-            yield Notification(wm.EndIteration(workload._number))
-            if self._last:
-                yield from workload._end()
+        ended = workload._leave(begun=True)
+        if ended is not None and not workload.closed:
+            yield Notification(ended)
+        if self._last:
+            yield from workload._end()
 
 
 class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
@@ -196,6 +201,9 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         self._current: TurnBase[Any] | None = None
         self._user: object = None
         self._lock = threading.Lock()
+        self._standing = False
+        self._recalled = False
+        self._unreported = 0  # iterations since the last one that the daemon was asked for
         self._arrays: weakref.WeakSet[ArrayT] = weakref.WeakSet()
         self._closed = False
 
@@ -323,7 +331,7 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
                     f"workload {self.id} is in an iteration, of {who} thread or task: leave that "
                     "before the next, and give each thread a workload of its own"
                 )
-            for other in self._session._workloads:
+            for other in list(self._core.workloads.values()):
                 nested = other._current is not None and other._user == caller
                 if nested and other is not self and other.device is self.device:
                     raise ValueError(
@@ -331,6 +339,50 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
                         "would wait for itself: leave that first"
                     )
             self._current, self._user = turn, caller
+
+    # -- a standing turn: while the workload is alone on its device, the daemon need not be asked
+
+    def _granted(self, answer: dict[str, bool]) -> bool:
+        """Note an iteration that the daemon has granted; returns whether a turn begins."""
+        with self._lock:
+            self._standing = answer["standing"] and not self._recalled
+            self._unreported = 1
+        return answer["new"]
+
+    def _go_on(self) -> bool:
+        """Begin an iteration without asking; returns False if the daemon is to be asked."""
+        with self._lock:
+            if self._standing:
+                self._unreported += 1
+            else:
+                self._recalled = False
+            return self._standing
+
+    def _leave(self, *, begun: bool) -> wm.EndIteration | None:
+        """End the iteration under way, which had ``begun``; returns what the daemon is to know."""
+        with self._lock:
+            self._current = None
+            if self._standing and not begun:
+                self._unreported -= 1
+            if not self._unreported or (self._standing and not self._recalled):
+                return None
+            return self._report()
+
+    def _recall(self) -> None:
+        """Give up the standing turn at the end of the iteration; called when others come."""
+        with self._lock:
+            self._recalled = True
+            if self._standing and self._current is None:
+                self._notify(self._report())
+
+    def _report(self) -> wm.EndIteration:
+        count, self._unreported = self._unreported, 0
+        self._standing = False
+        return wm.EndIteration(self._number, count)
+
+    def _jobs(self) -> list[PendingJob]:
+        """Return the session's jobs on the device that have not ended."""
+        return [job for job in list(self._core.jobs.values()) if job._device is self._device]
 
     def _new_range(self) -> MemoryRange:
         return MemoryRange(*self._temporary, self._core.jobs.keys())
@@ -365,7 +417,7 @@ def open_workload(
         undo=lambda opened: core.garbage.append(wm.CloseWorkload(0, opened.workload)),
     )
     workload = cls(session, opened, session._devices[opened.device])
-    session._workloads.add(workload)
+    core.workloads[opened.workload] = workload
     return workload
 
 

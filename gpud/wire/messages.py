@@ -37,7 +37,7 @@ __all__ = [
     "Describe", "Download", "Drain", "EndIteration", "Failed", "Finished", "Follow", "Free",
     "Goodbye", "GrowWorkload", "Happened", "Hello", "LaunchRecord", "Measure", "Measured",
     "OpenWorkload", "Pause", "Query", "ReadSymbol", "Reload", "Resize", "Resume", "SetSetting",
-    "Submit", "Unload", "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
+    "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
 ]  # fmt: skip
 
 VERSION = 2
@@ -399,9 +399,11 @@ class OpenWorkload(NamedTuple):
 
 @_client(31)
 class BeginIteration(NamedTuple):
-    """Wait for a workload's turn; answered by `Answer`.
+    """Wait for a workload's turn; answered by `Answer`, which holds a map.
 
-    The answer is true if a turn begins with this iteration: its temporary memory is all zeroes.
+    "new": whether a turn begins with this iteration, so that its temporary memory is all zeroes;
+    "standing": whether the workload is alone on its device, and may begin further iterations
+    without asking, until `TurnRecalled`.
     """
 
     request: Request
@@ -416,6 +418,9 @@ class EndIteration(NamedTuple):
     """
 
     workload: Workload
+    iterations: Annotated[
+        int, uint(32, least=1), "how many there were: more than one if the turn was standing"
+    ] = 1
 
 
 @_client(33)
@@ -602,3 +607,10 @@ class WorkloadOpened(NamedTuple):
     temporary: Annotated[int, uint(64), "device address of its temporary memory; 0: none"]
     temporary_bytes: Annotated[int, uint(63), "its size, in whole pages"]
     reason: Annotated[str, text(4096), "why this device"]
+
+
+@_daemon(82)
+class TurnRecalled(NamedTuple):
+    """A workload is not alone any more: it sends `EndIteration` at the end of its iteration."""
+
+    workload: Workload

@@ -190,6 +190,38 @@ def test_temporary_memory_is_zero_at_the_next_turn_and_its_arrays_end() -> None:
                 turn.empty(1 << 20, np.uint8)
 
 
+def test_a_workload_alone_asks_nobody_until_another_comes() -> None:
+    with serving() as daemon, gc.connect(daemon.path) as one, gc.connect(daemon.path) as two:
+        work = one.workload("1MiB", "1MiB")
+        kernel, kept = one.kernel(STEP, "step"), work.zeros(N, np.float32)
+
+        def iterate() -> bool:
+            with work.iteration() as turn:
+                assert work.iterations_begun == turn.number + 1
+                kernel.submit(N // 256, 256, (kept, turn.empty(N, np.float32), N))
+            return turn.new
+
+        assert [iterate() for _ in range(50)] == [True] + 49 * [False]
+        row = one.query("workloads")["workloads"][0]
+        assert (row["state"], row["iterations"]) == ("alone", 1)
+        other = two.workload("1MiB", "1MiB")  # it comes between two iterations
+        assert _begin(other)
+        assert one.query("workloads")["workloads"][0]["iterations"] == 50
+        assert iterate()
+        other.close()
+        assert [iterate() for _ in range(3)] == 3 * [False]
+        with work.iteration():
+            later = two.workload("1MiB", "1MiB")  # within one
+            began: list[float] = []
+            thread = threading.Thread(target=lambda: began.append(_begin(later)))
+            thread.start()
+            time.sleep(0.2)
+            assert not began
+        thread.join(10)
+        assert began
+        np.testing.assert_array_equal(kept.get(), expected(54))
+
+
 def test_persistent_memory_grows_at_its_place_as_far_as_its_offset() -> None:
     with gc.local("cpu:1") as gpu, gpu.workload("1MiB", "1MiB", offset="1MiB") as work:
         first = work.array(np.arange(1 << 17, dtype=np.float64))

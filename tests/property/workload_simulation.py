@@ -39,6 +39,7 @@ class Workload:
         self.asks_since: int | None = None
         self.iterating = False
         self.reported = False
+        self.standing = False
         self.turns_of_others: dict[int, int] = {}  # begun while it waits
 
 
@@ -78,7 +79,7 @@ class Simulation:
         self.feed(m.Asked(self.now_ns, number))
 
     def end(self, number: int) -> None:
-        self.workloads[number].iterating = False
+        self.workloads[number].iterating = self.workloads[number].standing = False
         self.feed(m.Ended(self.now_ns, number))
 
     def clear(self, number: int) -> None:
@@ -165,6 +166,14 @@ class Simulation:
         check(command.begins_turn == (dirty is None), "told wrongly whether a turn begins")
         self.dirty[one.device] = command.workload
         one.asks_since, one.iterating, one.reported = None, True, False
+        here = [other for other in self.workloads.values() if other.device == one.device]
+        check(command.standing == (here == [one]), "goes on, or does not, for no reason")
+        one.standing = command.standing
+
+    def _on_recall(self, command: m.Recall) -> None:
+        one = self.workloads[command.workload]
+        check(one.standing, "recalled in vain")
+        one.standing = False
 
     def _on_clear(self, command: m.Clear) -> None:
         one = self.workloads[command.workload]
@@ -208,6 +217,7 @@ class Simulation:
             check(at <= size - zone, "the zones overlap")
             used = sum(end - start for start, end in spans) + zone + self.other[device]
             check(used <= size, "more memory than there is")
+            check(not any(one.standing for one in here) or len(here) == 1, "not alone, not told")
             waits = any(one.asks_since is not None for one in here)
             idle = not any(one.iterating for one in here)
             busy = any(number in self.clearing for number in self.workloads)

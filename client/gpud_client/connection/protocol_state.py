@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from gpud.errors import ConnectionLost, Draining, GpudError, JobCancelled, from_wire
 from gpud.wire.framing import FrameDecoder
@@ -45,6 +45,7 @@ from gpud.wire.messages import (
     Hello,
     Measured,
     Submit,
+    TurnRecalled,
     Welcome,
     WorkloadOpened,
 )
@@ -90,6 +91,7 @@ class ProtocolState:
         new_arenas: where arenas go that the daemon announces; `arenas`, but for a session that is
             being resumed.
         advice: what to do when the connection is lost.
+        workloads: by number.
         resumable: what can go on with another daemon; None: the session ends with its daemon.
         checking: tells the checking mode about arrays, a `gpud_client.checking.Checking`; None: the
             session does not check.
@@ -107,6 +109,7 @@ class ProtocolState:
         self.has_waited = False
         self.new_arenas = self.arenas
         self.advice = ""
+        self.workloads: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.resumable: Resumable | None = None
         self.checking: Any = None
         self.events: SimpleQueue[dict[str, Any] | None] | None = None
@@ -239,6 +242,10 @@ class ProtocolState:
             job = self.jobs.get(message.number)
             if job is not None:
                 job._begun = True
+        elif kind is TurnRecalled:
+            workload = self.workloads.get(message.workload)
+            if workload is not None:
+                workload._recall()
         elif kind is Happened:
             if self.events is not None:
                 self.events.put(message.event)
@@ -294,6 +301,7 @@ class ProtocolState:
         for request in list(self.requests.values()):
             request.settle(None, again)
         self.requests.clear()
+        self.workloads.clear()  # the next daemon does not know them
         self._drop_descriptors()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body = None

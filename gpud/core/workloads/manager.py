@@ -35,6 +35,7 @@ from gpud.core.workloads.messages import (
     MemoryChanged,
     Opened,
     Overstay,
+    Recall,
     Refuse,
     RefuseGrowth,
     Tick,
@@ -54,6 +55,7 @@ class _Device:
     Attributes:
         other_bytes: its memory that is in use outside of the zones.
         zone_bytes: the size of the temporary zone that was announced last.
+        standing: the workload that goes on without asking; None: there is none.
     """
 
     def __init__(self, size: int, settings: TurnSettings) -> None:
@@ -61,6 +63,7 @@ class _Device:
         self.turns = Turns(settings)
         self.other_bytes = 0
         self.zone_bytes = 0
+        self.standing: int | None = None
 
 
 class _Placed(NamedTuple):
@@ -118,8 +121,10 @@ class WorkloadManager:
             case Asked(now_ns, workload):
                 self._end_turn(self._device(workload).turns.ask(workload, now_ns), commands)
             case Ended(now_ns, workload):
-                turns = self._device(workload).turns
-                self._end_turn(turns.end_iteration(workload, now_ns), commands)
+                device = self._device(workload)
+                if device.standing == workload:
+                    device.standing = None
+                self._end_turn(device.turns.end_iteration(workload, now_ns), commands)
             case Cleared(_, workload):
                 self._device(workload).turns.cleared(workload)
             case GrowAsked(_, workload, size):
@@ -148,7 +153,10 @@ class WorkloadManager:
         begins_turn = turns.phase is Phase.FREE
         workload = turns.next_iteration(now_ns)
         if workload is not None:
-            commands.append(Grant(workload, begins_turn))
+            standing = len(turns.order) == 1
+            if standing:
+                device.standing = workload
+            commands.append(Grant(workload, begins_turn, standing))
         overstaying = turns.overstays(now_ns)
         if overstaying is not None:
             commands.append(Overstay(overstaying, turns.since_ns, len(turns.waiting)))
@@ -204,6 +212,9 @@ class WorkloadManager:
         assert region is not None
         self.device_of[event.workload] = place.device
         device.turns.join(event.workload, event.weight)
+        if device.standing is not None:
+            commands.append(Recall(device.standing))
+            device.standing = None
         reason = self._reason(event, place)
         temporary = device.zones.temporary[event.workload]
         commands.append(Admit(event.workload, place.device, region, temporary, reason))
@@ -245,6 +256,8 @@ class WorkloadManager:
     def _closed(self, workload: int) -> None:
         if self.waiting.pop(workload, None) is None:
             device = self._device(workload)
+            if device.standing == workload:
+                device.standing = None
             device.turns.leave(workload)
             device.zones.remove(workload)
             del self.device_of[workload]
@@ -268,6 +281,9 @@ class WorkloadManager:
             device.zones.validate()
             device.turns.validate()
             own = {region.workload for region in device.zones.regions}
+            standing = device.standing
+            require(standing is None or own == {standing}, "one that is not alone goes on")
+            require(standing in (None, device.turns.holder), "one without a turn goes on")
             require(own == set(device.turns.order), "who has memory and who has turns differ")
             placed |= dict.fromkeys(own, index)
             require(device.zone_bytes == device.zones.temporary_bytes, "a zone was not announced")

@@ -8,8 +8,8 @@ from gpud.core.workloads.zones import Need, Region
 
 __all__ = [
     "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Grant",
-    "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay", "Refuse", "RefuseGrowth", "Tick",
-    "Zone",
+    "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay", "Recall", "Refuse",
+    "RefuseGrowth", "Tick", "Zone",
 ]  # fmt: skip
 
 
@@ -130,10 +130,19 @@ class Grant(NamedTuple):
 
     Attributes:
         begins_turn: whether its turn begins with it, so that it has new temporary memory.
+        standing: whether it is alone on its device, and may go on with further iterations, without
+            asking, until `Recall`.
     """
 
     workload: int
     begins_turn: bool
+    standing: bool
+
+
+class Recall(NamedTuple):
+    """A workload is not alone any more: it is to report the end of its iteration as any other."""
+
+    workload: int
 
 
 class Clear(NamedTuple):
@@ -175,4 +184,4 @@ class Overstay(NamedTuple):
     waiting: int
 
 
-Command = Admit | Refuse | Zone | Grant | Clear | Grow | RefuseGrowth | Overstay
+Command = Admit | Refuse | Zone | Grant | Recall | Clear | Grow | RefuseGrowth | Overstay

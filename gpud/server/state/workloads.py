@@ -49,7 +49,8 @@ class Workload:
         ends_iteration: whether its iteration waits for its jobs to end.
         reason: why it is on its device.
         request: the request that it waits for; None: it waits for nothing.
-        iterations: how many have begun.
+        standing: whether it goes on without asking, as it is alone.
+        iterations: how many have begun, as far as the daemon was told.
         turns: how many have begun.
         ending: why it is ending; None: it is not.
         opened_ns: when it was asked for, monotonic.
@@ -68,6 +69,7 @@ class Workload:
         self.ends_iteration = False
         self.reason = ""
         self.request: int | None = message.request
+        self.standing = False
         self.iterations = 0
         self.turns = 0
         self.ending: str | None = None
@@ -103,6 +105,7 @@ class Workloads:
             wk.Refuse: self._refuse,
             wk.Zone: lambda command: arenas.set_zone(command.device, command.size),
             wk.Grant: self._grant,
+            wk.Recall: self._recall,
             wk.Clear: self._clear,
             wk.Grow: lambda command: self._grown(command.workload, command.region.size),
             wk.RefuseGrowth: self._refuse_growth,
@@ -195,6 +198,8 @@ class Workloads:
             raise InvalidArgument(
                 f"workload {workload_name(workload.number)} is in no iteration: begin one"
             )
+        workload.iterations += message.iterations - 1
+        workload.standing = False
         workload.ends_iteration = True
         session.when_idle(partial(self._iteration_ended, workload))
 
@@ -337,6 +342,8 @@ class Workloads:
         if workload.ending is not None:
             return "ending"
         turns = self._manager.turns(workload.device)
+        if workload.standing:
+            return "alone"
         if turns.holder == workload.number and turns.phase is not Phase.CLEARING:
             return str(turns.phase.value)
         return "waiting for its turn" if workload.number in turns.waiting else "idle"
@@ -466,7 +473,14 @@ class Workloads:
             workload.turns += 1
             if workload.lent is not None:
                 self._arenas.begin_turn(workload.owner.number, workload.device, workload.lent[0])
-        workload.owner.send(wm.Answer(request, command.begins_turn))
+        workload.standing = command.standing
+        answer = {"new": command.begins_turn, "standing": command.standing}
+        workload.owner.send(wm.Answer(request, answer))
+
+    def _recall(self, command: wk.Recall) -> None:
+        workload = self._all[command.workload]
+        workload.standing = False
+        workload.owner.send(wm.TurnRecalled(workload.number))
 
     def _clear(self, command: wk.Clear) -> None:
         workload = self._all[command.workload]
