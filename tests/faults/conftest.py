@@ -1,5 +1,5 @@
-"""The world of the integration tests, with what goes wrong in it."""
+"""What the integration tests run against; here things go wrong in it."""
 
-from tests.integration.conftest import world
+from tests.integration.conftest import gpu, world
 
-__all__ = ["world"]
+__all__ = ["gpu", "world"]

@@ -18,26 +18,7 @@ from gpud.server.hosts.validation import check_reply
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
-from tests.integration.daemon_world import PTX, World, launch, until
-
-LOOPS = """
-.version 8.0
-.target sm_75
-.address_size 64
-.visible .entry endless(.param .u64 p)
-{
-  .reg .pred %p<2>;
-  .reg .b64 %rd<4>;
-  .reg .b32 %r<2>;
-  ld.param.u64 %rd1, [p];
-  cvta.to.global.u64 %rd2, %rd1;
-$again:
-  ld.volatile.global.u32 %r1, [%rd2];
-  setp.eq.u32 %p1, %r1, 0;
-  @%p1 bra $again;
-  ret;
-}
-"""
+from tests.integration.daemon_world import LOOP, PTX, World, launch, until
 
 
 class Deaf(FakeHost):
@@ -401,7 +382,7 @@ async def test_a_killable_job_that_does_not_end_costs_only_itself(world: World) 
     host.kernels["endless"] = Behaviour(block_ns=None)
     await world.start(host, grace="2 s")
     client = await world.client()
-    endless = (await client.compile(LOOPS)).module
+    endless = (await client.compile(LOOP.format(name="endless"))).module
     await client.measure(endless)
     module = await client.kernel("k")
     client.submit(1, endless, 1, quota=(1, 1), timeout_ns=10**8, stream=1)

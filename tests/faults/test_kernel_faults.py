@@ -10,27 +10,9 @@ from gpud.device.host import messages as hm
 from gpud.errors import IllegalAddress, JobTimeout, from_wire
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
-from tests.integration.daemon_world import PTX, Client, World, until
+from tests.integration.daemon_world import LOOP, PTX, Client, World, until
 
 MS = 1_000_000
-LOOP = """
-.version 8.0
-.target sm_75
-.address_size 64
-.visible .entry {name}(.param .u64 p)
-{{
-  .reg .b32 %r<4>;
-  .reg .b64 %rd<4>;
-  .reg .pred %p<2>;
-  ld.param.u64 %rd1, [p];
-  cvta.to.global.u64 %rd2, %rd1;
-again:
-  ld.volatile.global.u32 %r1, [%rd2];
-  setp.eq.u32 %p1, %r1, 0;
-  @%p1 bra again;
-  ret;
-}}
-"""
 
 
 async def compiled(client: Client, text: str, *, killable: bool = False) -> int:

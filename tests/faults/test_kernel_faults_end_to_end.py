@@ -77,12 +77,6 @@ def server() -> Iterator[gc.Session]:
 
 
 @pytest.fixture
-def gpu(server: gc.Session) -> Iterator[gc.Session]:
-    with gc.connect(server.path) as session:
-        yield session
-
-
-@pytest.fixture
 def other(server: gc.Session) -> Iterator[gc.Session]:
     with gc.connect(server.path) as session:
         yield session

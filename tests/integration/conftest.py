@@ -1,15 +1,31 @@
-"""A world of a daemon, fake hosts and raw clients, not started: for these tests and the faults'."""
+"""What these tests and those of faults run against: a daemon with its clients, in two kinds."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+import gpud_client as gc
 from tests.integration.daemon_world import World
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
+    """A daemon in this process, fake hosts and raw clients; not started."""
     async with World() as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[gc.Session]:
+    """A daemon as a process, with the CPU device."""
+    with gc.local("cpu:2") as session:
+        yield session
+
+
+@pytest.fixture
+def gpu(server: gc.Session) -> Iterator[gc.Session]:
+    """Another session of it."""
+    with gc.connect(server.path) as session:
+        yield session

@@ -41,6 +41,25 @@ PTX = """
   ret;
 }}
 """
+# It ends when the word that it is given is not 0.
+LOOP = """
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry {name}(.param .u64 p)
+{{
+  .reg .b32 %r<4>;
+  .reg .b64 %rd<4>;
+  .reg .pred %p<2>;
+  ld.param.u64 %rd1, [p];
+  cvta.to.global.u64 %rd2, %rd1;
+again:
+  ld.volatile.global.u32 %r1, [%rd2];
+  setp.eq.u32 %p1, %r1, 0;
+  @%p1 bra again;
+  ret;
+}}
+"""
 
 
 async def until(condition: Callable[..., object], pause_s: float = 0.0) -> None:

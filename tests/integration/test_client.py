@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,18 +48,6 @@ extern "C" __global__ void constants(float* out) {
 }
 template <class T> __global__ void fill(T* x, T value) { x[threadIdx.x] = value; }
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[gc.Session]:
-    with gc.local("cpu:2") as gpu:
-        yield gpu
-
-
-@pytest.fixture
-def gpu(server: gc.Session) -> Iterator[gc.Session]:
-    with gc.connect(server.path) as session:
-        yield session
 
 
 @pytest.fixture

@@ -18,33 +18,15 @@ from gpud.wire import messages as wm
 from gpud.wire.socket_path import draining_path
 from gpud_client.cli.minimal_client import MinimalClient
 from gpud_client.connection.daemon_socket import connect_socket
+from tests.integration.daemon_world import LOOP
 from tests.support.daemon_process import DaemonProcess
 from tests.support.processes import children, gone
 from tests.support.raw_client import Raw
 
-SPIN = """
-.version 8.0
-.target sm_75
-.address_size 64
-.visible .entry spin(.param .u64 p)
-{
-  .reg .pred %p<2>;
-  .reg .b64 %rd<4>;
-  .reg .b32 %r<2>;
-  ld.param.u64 %rd1, [p];
-  cvta.to.global.u64 %rd2, %rd1;
-$again:
-  ld.volatile.global.u32 %r1, [%rd2];
-  setp.eq.u32 %p1, %r1, 0;
-  @%p1 bra $again;
-  ret;
-}
-"""
-
 
 def spinning(client: Raw) -> tuple[int, mmap.mmap]:
     """A module whose kernel ends when the first word is not 0, one job of it, and the memory."""
-    module, address = client.module(SPIN), client.allocate(4096)
+    module, address = client.module(LOOP.format(name="spin")), client.allocate(4096)
     client.submit(module, address, 4)
     client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
     assert address == client.arena.base

@@ -27,8 +27,11 @@ from tests.unit.cpu.device_helpers import (
     until,
     words,
 )
+from tests.unit.cpu.scheduling.gated_runs import SOURCE as GATED
 
-SOURCE = r"""
+SOURCE = (
+    GATED
+    + r"""
 // in: one word for each task block of the launch before. out: likewise for this one.
 extern "C" __global__ void sums(const unsigned* in, unsigned n, unsigned* out, unsigned* runs) {
     __shared__ unsigned sum;
@@ -38,13 +41,6 @@ extern "C" __global__ void sums(const unsigned* in, unsigned n, unsigned* out, u
     __syncthreads();
     if (threadIdx.x == 0) {
         out[blockIdx.x] = sum + blockIdx.x;
-        atomicAdd(&runs[blockIdx.x], 1);
-    }
-}
-extern "C" __global__ void gated(unsigned* runs, unsigned* gate) {
-    if (threadIdx.x == 0) {
-        unsigned ticket = atomicAdd(gate + 1, 1);
-        while (*(volatile unsigned*)gate <= ticket) {}
         atomicAdd(&runs[blockIdx.x], 1);
     }
 }
@@ -60,6 +56,7 @@ extern "C" __global__ void meets(unsigned* arrived, unsigned n) {
     } while (seen < n);
 }
 """
+)
 FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole", "unmodified")
 LOOPS: tuple[Form, ...] = ("persistent",)
 
@@ -128,7 +125,7 @@ class Steps:
 
 
 class Gated:
-    """A sequence of `gated` launches that share one gate."""
+    """A sequence of `work` launches that share one gate."""
 
     def __init__(
         self, device: CPUDevice, kernels: Kernels, grids: Sequence[int], form: Form = "persistent"
@@ -142,7 +139,7 @@ class Gated:
             self.memories.append(memory)
             self.runs.append(counts)
             values = [pointer(memory), pointer(self.door)]
-            self.specs.append(kernels.spec("gated", form, grid, values))
+            self.specs.append(kernels.spec("work", form, grid, values))
 
     def open(self) -> None:
         self.gate[0] = OPEN
