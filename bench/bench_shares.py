@@ -2,17 +2,19 @@
 
     python bench/bench_shares.py [--device cpu:N] [--seconds S] [--short]
 
-Two experiments, each with the policies ``arrival`` and ``reservations``, each in virtual time over
-`tests.property.share_simulation` and on a CPU device with a daemon:
+Three experiments. Two of them with the policies ``arrival`` and ``reservations``, each in virtual
+time over `tests.property.share_simulation` and on a CPU device with a daemon:
 
 * newcomer: two batch jobs of equal weight, the second half a second after the first;
 * bursts: nine batch jobs, the first of weight 3, beside online requests of about 12 ms that reserve
   half of the device, 25 a second on the average, at the same times for both policies.
 
+And one on the device only: parts of an SM, jobs with quotas of 1/32 to 16/32 of an SM.
+
 In virtual time service is CapSM seconds; on the device it is task blocks, of equal size in all
-jobs. Reported is how far the job that is furthest off is from its part by weight, and how many
-offline jobs give way to a request. On a device whose SMs are more than the machine's cores, an SM
-is a share of a core.
+jobs. Reported is how far the job that is furthest off is from its part by weight, or by quota, and
+how many offline jobs give way to a request. On a device whose SMs are more than the machine's free
+cores, an SM is a share of a core; by default there is one SM, so that other programs do not count.
 
 Prints a table, writes bench/results/shares.json and docs/images/shares.png; with --short it only
 prints. Takes less than two minutes.
@@ -28,6 +30,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,10 @@ NEWCOMER_S, BURSTS_S, APART_S, SETTLED_S = 4.0, 60, 0.5, 1.0
 REQUEST_MS, EVERY_MS = 12, 40
 AIM = 0.05
 COLOURS = ("#d1495b", "#2e86ab")
+PARTS = (1, 3, 4, 8, 16)
+OF = 32
+PARTS_S, WINDOW_S = 10.0, 1.0
+SMALL_BLOCK = 64  # threads, so that OF of them fit on an SM
 
 SOURCE = r"""
 extern "C" __global__ void work(float* out, int rounds) {
@@ -186,6 +193,29 @@ def measure(
     return run
 
 
+def measure_parts(seconds: float) -> Run:
+    """Run jobs with quotas of parts of an SM, on a private daemon with one SM."""
+    run = Run(PARTS, "task blocks", since_s=SETTLED_S)
+    with gc.local("cpu:1") as gpu:
+        kernel, out = gpu.kernel(SOURCE, "work"), gpu.zeros(BLOCK, np.float32)
+        kernel.submit(4, SMALL_BLOCK, (out, np.int32(10))).result(60)  # it is compiled now
+        began = time.monotonic()
+        jobs = [
+            kernel.submit(
+                ENDLESS,
+                SMALL_BLOCK,
+                (out, np.int32(500)),
+                quota=Fraction(part, OF),
+                stream=gpu.stream(),
+            )
+            for part in PARTS
+        ]
+        _look(jobs, run, began, began + seconds, len(PARTS))
+        for job in jobs:
+            job.cancel()
+    return run
+
+
 def _request_blocks(kernel: gc.Kernel, args: tuple[Any, ...]) -> int:
     """Return how many task blocks take half of the device as long as a request is to take."""
     trial, took_s = 64, []
@@ -229,17 +259,18 @@ def report(runs: Mapping[str, Mapping[str, Run]]) -> None:
     print(f"aim: no job is further off than {AIM:.0%} with `reservations`")
 
 
-def draw(runs: Mapping[str, Mapping[str, Run]], path: Path) -> None:
-    """Write the picture: the policies side by side."""
+def draw(runs: Mapping[str, Mapping[str, Run]], parts: Run, path: Path) -> None:
+    """Write the picture: the policies side by side, and below them the parts of an SM."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(
-        len(runs), 2, figsize=(11, 2.3 * len(runs)), layout="constrained", squeeze=False
+        len(runs) + 1, 2, figsize=(11, 2.3 * len(runs) + 2.3), layout="constrained", squeeze=False
     )
-    for row, (experiment, by_policy) in zip(axes, runs.items(), strict=True):
+    _parts_panels(axes[-1], parts)
+    for row, (experiment, by_policy) in zip(axes[:-1], runs.items(), strict=True):
         top = max(
             max(run.served[-1][index] / weight for index, weight in enumerate(run.weights))
             for run in by_policy.values()
@@ -247,9 +278,10 @@ def draw(runs: Mapping[str, Mapping[str, Run]], path: Path) -> None:
         for axis, (policy, run) in zip(row, by_policy.items(), strict=True):
             _panel(axis, run, top)
             axis.set_title(f"{experiment}, {POLICIES[policy]}", loc="left", fontsize=10)
-            axis.set_title(f"furthest off {run.off():.0%}", loc="right", fontsize=9)
-            for side in ("top", "right"):
-                axis.spines[side].set_visible(False)
+            axis.set_title(f"furthest off {run.off():.1%}", loc="right", fontsize=9)
+    for axis in axes.flat:
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("seconds")
     figure.savefig(path, dpi=110)
@@ -275,10 +307,37 @@ def _panel(axis: Any, run: Run, top: float) -> None:
     axis.legend(loc="upper left", fontsize=8, framealpha=0.9)
 
 
+def _parts_panels(row: Any, run: Run) -> None:
+    """Draw each job's part of the work in the last second, and the work by part."""
+    left, right = row
+    for index, part in enumerate(run.weights):
+        colour = f"C{index}"
+        times: list[float] = []
+        recent: list[float] = []
+        for at, now_s in enumerate(run.times_s):
+            first = bisect_left(run.times_s, now_s - WINDOW_S)
+            done = [a - b for a, b in zip(run.served[at], run.served[first], strict=True)]
+            if now_s >= WINDOW_S and any(done):
+                times.append(now_s)
+                recent.append(done[index] / sum(done))
+        left.plot(times, recent, color=colour, label=f"{part}/{OF} SM")
+        left.axhline(part / sum(run.weights), color=colour, linewidth=0.6, linestyle="--")
+        served = [served[index] / part for served in run.served]
+        right.plot(run.times_s, served, color=colour, linewidth=1)
+    left.set_ylabel("part of the work")
+    left.set_ylim(0, 0.75)
+    left.legend(loc="upper center", fontsize=8, ncols=len(run.weights), framealpha=0.9)
+    left.set_title("parts of an SM, cpu:1, over 1 s; dashed: quotas", loc="left", fontsize=10)
+    right.set_ylabel("task blocks / part")
+    right.set_ylim(bottom=0)
+    right.set_title("the same, since the start", loc="left", fontsize=10)
+    right.set_title(f"furthest off {run.off():.1%}", loc="right", fontsize=9)
+
+
 def main() -> int:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", default="cpu:4")
+    parser.add_argument("--device", default="cpu:1")
     parser.add_argument("--seconds", type=float, default=20.0, help="of bursts on the device")
     parser.add_argument("--short", action="store_true", help="little of each; writes no file")
     options = parser.parse_args()
@@ -298,7 +357,8 @@ def main() -> int:
             policy: measure(options.device, policy, weights, real_s, bursts=bursts)
             for policy in POLICIES
         }
-    report(runs)
+    parts = measure_parts(3.0 if options.short else PARTS_S)
+    report({**runs, "parts of an SM, cpu:1": {"reservations": parts}})
     if not options.short:
         kept = {
             "machine": {**describe(), **before},
@@ -308,9 +368,10 @@ def main() -> int:
                 name: {policy: run.plain() for policy, run in by_policy.items()}
                 for name, by_policy in runs.items()
             },
+            "parts": parts.plain(),
         }
         RESULT.write_text(json.dumps(kept, indent=1) + "\n")
-        draw(runs, PICTURE)
+        draw(runs, parts, PICTURE)
         print(f"wrote {RESULT.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}")
     return 0
 

@@ -42,7 +42,7 @@ def load(
         InvalidArgument: a setting is unknown or has a value that is not allowed, or the file
             cannot be read; the message names the setting, the place and what is allowed.
     """
-    sources = Sources(flags, environ, None if file is None else Path(file))
+    sources = Sources(flags, environ, None if file is None else Path(file).absolute())
     return _loaded(sources, _read(_path(sources), required=file is not None))
 
 

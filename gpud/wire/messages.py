@@ -359,7 +359,8 @@ class Pause(NamedTuple):
     """Pause devices, or let them go on; for root and the daemon's own user.
 
     Answered by `Answer` with a map: "devices", for each its "index", "spec", "paused" (as in topic
-    "status"), and how many jobs are "waiting" for it and "running", with a share of it.
+    "status"), and how many jobs are "running", with a share of it, "stopped", begun and without one,
+    and "waiting".
     """
 
     request: Request

@@ -53,9 +53,13 @@ TEXTS = sorted(
 
 
 def prose(name: str, text: str) -> str:
-    """What a person reads: all of a page, the comments and docstrings of a program."""
+    """What a person reads: all of a page, the comments and docstrings of a program.
+
+    But for what programs printed, on a page that was recorded: it tells of files elsewhere.
+    """
     if not name.endswith(".py"):
-        return text
+        recorded = "<!-- Written by docs/record_day.py" in text
+        return re.sub(r"```console\n.*?```", "", text, flags=re.DOTALL) if recorded else text
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     parts = [token.string for token in tokens if token.type == tokenize.COMMENT]
     for node in ast.walk(ast.parse(text)):

@@ -50,8 +50,7 @@ def pause(
         emit({"devices": rows})
         return
     for row in rows:
-        what = "no job has a share of it" if not row["running"] else f"{_jobs(row['running'])} on"
-        say(f"device {row['index']} ({row['spec']}) is paused: {what}, {row['waiting']} waiting")
+        say(f"device {row['index']} ({row['spec']}) is paused: {_jobs(row, 'running on')}")
 
 
 def resume(
@@ -64,8 +63,7 @@ def resume(
         emit({"devices": rows})
         return
     for row in rows:
-        running = _jobs(row["running"]) if row["running"] else "no job runs"
-        say(f"device {row['index']} ({row['spec']}) goes on: {running}, {row['waiting']} waiting")
+        say(f"device {row['index']} ({row['spec']}) goes on: {_jobs(row, 'running')}")
 
 
 def drain(
@@ -114,5 +112,6 @@ def _indices(devices: Sequence[Mapping[str, Any]], named: list[str] | None) -> t
     return tuple(known[name] for name in named or ())
 
 
-def _jobs(count: int) -> str:
-    return "1 job runs" if count == 1 else f"{count} jobs run"
+def _jobs(row: Mapping[str, Any], running: str) -> str:
+    counts = [(row["running"], running), (row["stopped"], "stopped"), (row["waiting"], "waiting")]
+    return "jobs: " + (", ".join(f"{count} {what}" for count, what in counts if count) or "none")

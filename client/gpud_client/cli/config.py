@@ -60,7 +60,10 @@ def get(key: _KeyArgument, socket: SocketOption = None, as_json: JsonOption = Fa
         return
     if not row.get("shown", True):
         raise GpudError(f"{key} is shown to root and to the daemon's own user only")
-    say(row["value"] or "")
+    if row["value"] is None:
+        typer.echo(f"gpuctl: {key} is not set: {formatting.text(row['meaning'])}", err=True)
+    else:
+        say(row["value"])
 
 
 def set_(

@@ -57,7 +57,6 @@ DEVICES = (
     Column("gpu_power_w", "W", formatting.rounded, right=True, spare=5),
     Column("gpu_ecc_uncorrected", "ECC", formatting.count, right=True, spare=8),
     Column("gpu_last_xid", "Xid", formatting.count, right=True),
-    Column("paused", "paused", formatting.pause, least=12, wraps=True),
     Column("restarts", "restarts", formatting.count, right=True, spare=11),
     Column("error", "problem", least=20, wraps=True),
 )
@@ -131,6 +130,9 @@ def status(
         return
     say(headline(answer))
     print_table(DEVICES, answer.get("devices", []), "it has no device")
+    for row in answer.get("devices", []):
+        if row.get("paused"):
+            say(f"device {row['index']} is paused {formatting.pause(row['paused'])}")
     say_others(answer)
 
 
@@ -175,7 +177,11 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         emit(answer)
         return
     print_table(DEVICES, answer.get("devices", []), "it has no device")
-    print_table(_MEMORY, answer.get("sessions", []), _none(answer, "nobody holds memory"))
+    print_table(
+        _MEMORY,
+        answer.get("sessions", []),
+        "you hold no memory" if answer.get("others") else "nobody holds memory",
+    )
     for line in zone_lines(answer.get("zones", [])):
         say(line)
     say_others(answer)

@@ -81,12 +81,14 @@ class Administration:
         jobs = self._runner.scheduler.devices[index].jobs.values()
         waiting = sum(job.state is JobState.WAITING for job in jobs)
         running = sum(job.alloc > 0 for job in jobs)
+        stopped = sum(job.state is JobState.PAUSED for job in jobs)
         return {
             "index": index,
             "spec": self._devices[index].spec,
             "paused": self._device_rows.pause_of(index),
             "waiting": waiting,
             "running": running,
+            "stopped": stopped,
         }
 
 

@@ -132,7 +132,10 @@ class Peer:
             case Pause():
                 paused = {"by": "alice", "since": "2026-11-23 14:02", "now": message.now}
                 row = {"index": 0, "spec": "cpu:8", "paused": paused if message.on else None}
-                yield Answer(message.request, {"devices": [{**row, "waiting": 2, "running": 1}]})
+                yield Answer(
+                    message.request,
+                    {"devices": [{**row, "waiting": 2, "running": 1, "stopped": 0}]},
+                )
             case Reload() | SetSetting():
                 found = {"file": "/etc/gpud/gpud.toml", "changed": [LIVE], "restart": [RESTART]}
                 yield Answer(message.request, {**found, "set": LIVE})

@@ -18,7 +18,7 @@ def test_pause_and_resume_name_devices_and_what_is_there(
     peer: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pause", "--now", "--device", "cpu:8", "--device", "0"]) == DONE
-    assert capsys.readouterr().out == "device 0 (cpu:8) is paused: 1 job runs on, 2 waiting\n"
+    assert capsys.readouterr().out == "device 0 (cpu:8) is paused: jobs: 1 running on, 2 waiting\n"
     assert main(["resume", "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["devices"][0]["paused"] is None
     asked = [message[1:] for message in peer.asked_for(Pause)]
@@ -36,6 +36,6 @@ def test_drain_says_what_is_waited_for(peer: Peer, capsys: pytest.CaptureFixture
 def test_who_has_paused_a_device_is_shown(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     peer.answers["status"] = {**ANSWERS["status"], "devices": [{**DEVICE, "paused": PAUSED}]}
     assert main(["status"]) == DONE
-    assert "by alice since 2026-11-23 14:02" in capsys.readouterr().out
+    assert "device 0 is paused by alice since 2026-11-23 14:02" in capsys.readouterr().out
     assert main(["top", "--count", "1"]) == DONE
     assert "paused by alice since 2026-11-23 14:02" in capsys.readouterr().out
