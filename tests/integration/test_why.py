@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from gpud.server.handlers import job_rows
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import Client, World
@@ -77,3 +80,23 @@ async def test_why_of_a_job_that_has_ended() -> None:
         assert "was cancelled" in lines[0]
         assert lines[1].endswith("ago: it started with 4 SMs")
         assert (await why(bob, bob.session, 1))["state"] == "running"
+
+
+async def test_a_job_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said of one that has task blocks which are not resident, and of no other."""
+    monkeypatch.setattr(job_rows, "_SILENT_S", 0.0)
+    async with World() as world:
+        kernels = {"forever": Behaviour(block_ns=None)}
+        await world.start(FakeHost(sms=4, kernels=kernels, auto=True))
+        client = await world.client()
+        kernel = await client.kernel("forever")
+        client.submit(1, kernel, 1000, reservation=(2, 1))
+        client.submit(2, kernel, 1, reservation=(1, 1))
+        await client.query("status")
+        some, one = [await why(client, client.session, job) for job in (1, 2)]
+        assert "no progress: none of its task blocks has ended for" in some["lines"][1]
+        assert "0 of 1000 are done, and it has room for 2 at once" in some["lines"][1]
+        assert "progress='blocks'" in some["lines"][1]
+        assert "no progress" not in str(one["lines"])
+        monkeypatch.setattr(job_rows, "_SILENT_S", 1000.0)
+        assert "no progress" not in str((await why(client, client.session, 1))["lines"])

@@ -21,6 +21,9 @@ from gpud.units import JobId, job_name
 
 __all__ = ["JobRows"]
 
+_SILENT_S = 10.0
+"""A job of which no task block has ended for so long is said to make no progress."""
+
 _TIMEOUT_S = 0.5
 
 
@@ -95,6 +98,7 @@ class JobRows:
         if record is not None:
             device = self._scheduler.devices[record.device]
             lines = explain(record, device, now_ns, name, lambda one: self._left_s(one, now_ns))
+            lines[1:1] = _no_progress(job, record.slices, now_ns)
         else:
             lines = [_ending(job, now_ns), *changes_of(job.changes, now_ns, name)]
         return {
@@ -139,6 +143,8 @@ class JobRows:
             for number, done, total, first_ns, release_ns in value or () if error is None else ():
                 job = self._jobs.get(JobId(number))
                 if job is not None:
+                    if done != job.progress[0]:
+                        job.progressed_ns = time.monotonic_ns()
                     job.progress = (done, total)
                     job.first_block_ns, job.release_ns = first_ns, release_ns
             left -= 1
@@ -148,6 +154,29 @@ class JobRows:
         timer = self._loop.call_later(_TIMEOUT_S, finish)
         for index, numbers in wanted.items():
             self._devices[index].read_progress(tuple(numbers), on_reply)
+
+
+def _no_progress(job: SubmittedJob, blocks: int, now_ns: int) -> list[str]:
+    """Say that nothing has ended for long, if that may be because others have not begun.
+
+    Args:
+        job: a job that has not ended.
+        blocks: the resident blocks that it has room for.
+        now_ns: the time.
+    """
+    done, total = job.progress
+    since_ns = job.progressed_ns if done else job.started_ns
+    if since_ns is None or not 0 < blocks < total - done:
+        return []
+    silent_s = (now_ns - since_ns) / 1e9
+    if silent_s < _SILENT_S:
+        return []
+    text = (
+        f"no progress: none of its task blocks has ended for {seconds(silent_s)}; {done} of "
+        f"{total} are done, and it has room for {blocks} at once. If they wait for one another, "
+        "compile it with progress='blocks'; if they only take long, it needs nothing"
+    )
+    return [text]
 
 
 def _ending(job: SubmittedJob, now_ns: int) -> str:

@@ -50,13 +50,15 @@ class SubmittedJob:
         sequence: the launches; only until the job has ended.
         owner: is notified of its end; only until then.
         changes: of its share, the latest; once it has ended.
+        progress: task blocks done, and their total, as last reported.
+        progressed_ns: when the first number was first seen to be what it is; None: it is not known.
     """
 
     __slots__ = (
         "_stats", "_terms", "changes", "device", "ended_ns", "error", "first_block_ns", "follows",
         "id", "kernels", "launches", "memory_bytes", "number", "occupancy", "online", "output",
-        "owner", "program", "progress", "record", "release_ns", "resizes", "sequence", "session",
-        "started_ns", "state", "submitted_ns", "uid",
+        "owner", "program", "progress", "progressed_ns", "record", "release_ns", "resizes",
+        "sequence", "session", "started_ns", "state", "submitted_ns", "uid",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +89,7 @@ class SubmittedJob:
         self.error: GpudError | None = None
         self.output = b""
         self.progress = (0, sequence.total)
+        self.progressed_ns: int | None = None
         self.first_block_ns = 0
         self.release_ns = 0
         self.resizes = 0

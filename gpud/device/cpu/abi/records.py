@@ -104,14 +104,16 @@ SM, _sm_head = _fields(
     ("index", "i32"),
     ("count", "i32"),
     ("gone", "i32"),
+    ("spinning", "i32"),
     ("inbox_head", "i32"),
     ("inbox_tail", "i32"),
 )
-"""``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's
-thread waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported
-yet. The inbox is a ring buffer. ``next_turn_ns``: when a released block may have its next turn
-beside others; ``turn_since_ns``: when the turn of a released block began, 0 if none has one.
-``shares``: how many runs have blocks here; ``virtual_ns``: the SM's virtual time, see
+"""``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's thread
+waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported yet.
+``spinning``: a block here has been still for long (`gpud.device.cpu.sm.stillness`). The inbox is a
+ring buffer. ``next_turn_ns``: when a released block may have its next turn beside others;
+``turn_since_ns``: when the turn of a released block began, 0 if none has one. ``shares``: how many
+runs have blocks here; ``virtual_ns``: the SM's virtual time, see
 `gpud.device.cpu.sm.fair_turns`."""
 
 SM_SLOTS: Final = _sm_head
@@ -132,13 +134,15 @@ RUN, RUN_BYTES = _fields(
     ("stop", "i32"),
     ("launches_at", "i32"),
     ("kill", "i32"),
+    ("watched_bytes", "i32"),
 )
 """``first_ns``: when the first block began, on the monotonic clock. ``current``: the launch whose
 task blocks may run, of ``launches``. ``occupancy`` is M of the sequence, ``max_occupancy`` the
 largest M of a launch. ``fixed``: blocks that no resize takes away, the most that a launch in form
 whole needs.
 ``stop``: no block begins another task block. ``launches_at``: bytes to the first launch's record.
-``kill``: blocks get no further turn, and those with kill polls end at their next one."""
+``kill``: blocks get no further turn, and those with kill polls end at their next one.
+``watched_bytes``: memory of a block in which changes are looked for, 0 for none."""
 
 SHARE, SHARE_BYTES = _fields(
     ("virtual_ns", "i64"),
@@ -183,6 +187,11 @@ BLOCK, _block_rest = _fields(
     ("run", "ptr"),
     ("share", "ptr"),
     ("spent_ns", "i64"),
+    ("checksum", "i64"),
+    ("still_ns", "i64"),
+    ("seen_ns", "i64"),
+    ("polled", "i32"),
+    ("found", "i32"),
     ("claimed", "i32"),
     ("index", "i32"),
     ("launch", "i32"),
@@ -191,9 +200,12 @@ BLOCK, _block_rest = _fields(
     ("reason", "i32"),
 )
 """``index``: its number in the run, `NONE` once it is released. ``launch``: its current launch;
-``loaded``: the launch whose header it has. ``state`` is a `BlockState`, ``reason`` an `ExitReason`.
-``share``: the run's `SHARE` of the block's SM. ``claimed``: the launch's claim counter when this
-block last saw it change; ``spent_ns``: how long the block has run since."""
+``loaded``: the launch whose header it has. ``state`` is a `BlockState`, ``reason`` an
+`ExitReason`. ``share``: the run's `SHARE` of the block's SM. ``claimed``: the launch's claim
+counter when this block last saw it change; ``spent_ns``: how long the block has run since.
+``polled``: its turns that ended in a polling loop; ``checksum`` of its memory in one of these, and
+whether it was ``found`` again; ``still_ns``: since when it was, each time that was looked, 0 if
+not; ``seen_ns``: when it was last."""
 
 CONTROL: Final = _block_rest
 """Offset of the launch record that the kernel reads, of one block with index 0."""
@@ -201,7 +213,7 @@ CONTROL: Final = _block_rest
 STATUS: Final = CONTROL + cw.launch_bytes(1)
 """Offset of the status record, which follows it."""
 
-BLOCK_BYTES: Final = 128
+BLOCK_BYTES: Final = 192
 assert STATUS + cw.status_bytes(1) <= BLOCK_BYTES
 
 

@@ -28,6 +28,7 @@ class GeneratedKernel:
         dynamic_shared_at: offset of dynamic shared memory in a block's shared memory.
         hidden_shared_bytes: size of gpud's own shared variables after both, see `ModuleLayout`.
         starts_in_lockstep: whether a block's threads begin in lockstep.
+        reads_clock: whether what threads do may depend on the time.
     """
 
     ir: str
@@ -39,3 +40,4 @@ class GeneratedKernel:
     dynamic_shared_at: int
     hidden_shared_bytes: int
     starts_in_lockstep: bool
+    reads_clock: bool

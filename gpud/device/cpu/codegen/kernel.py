@@ -51,6 +51,7 @@ from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["generate_kernel"]
 
+_CLOCKS = ("%clock", "%globaltimer")
 _DYNAMIC_ALIGNMENT = 16
 
 
@@ -149,6 +150,13 @@ def generate_kernel(
         layout.dynamic_shared,
         layout.hidden.size,
         0 in plan.entries,
+        any(
+            name.startswith(_CLOCKS)
+            for statements in (body, *(function.body or () for function in functions))
+            for s in statements
+            if isinstance(s, ptx.Instruction)
+            for name in special_registers(s)
+        ),
     )
 
 

@@ -62,7 +62,7 @@ class BlockScheduler:
         self._over: deque[CPURun] = deque()
         self._pool = BlockPool()
         self._owners: dict[VirtualSM, CPURun] = {}
-        self.sms = [VirtualSM(index, self._left) for index in range(sms)]
+        self.sms = [VirtualSM(index, self._left, self._spinning) for index in range(sms)]
 
     def close(self) -> None:
         """End the SM threads. Blocks that still run are dropped."""
@@ -233,6 +233,19 @@ class BlockScheduler:
                     run.on_left()
         finally:
             self.notify_over()
+
+    def _spinning(self, sm: VirtualSM) -> None:
+        """End runs that spin in vain; a block on ``sm`` does. On the SM's thread."""
+        with self.lock:
+            blocks = self._pool.by_address.values()
+            runs = dict.fromkeys(block.run for block in blocks if block.run is not None)
+            for run in runs:
+                assert type(run) is CPURun
+                # Another one of the same owner may be about to write what it waits for.
+                alone = sum(one.layout.owner is run.layout.owner for one in runs) == 1
+                if alone and sm in run.blocks_by_sm:
+                    run.fail_if_it_spins()
+        self.notify_over()
 
 
 _used = attrgetter("used")

@@ -21,7 +21,7 @@ from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap
 
-__all__ = ["failure_of", "thread_of"]
+__all__ = ["failure_of", "spinning_error", "thread_of"]
 
 _KINDS = {
     Failure.TRAP: FaultKind.TRAP,
@@ -91,6 +91,29 @@ def failure_of(
         launch=launch,
         space=_SPACES.get(_read(block, "error_space"), "global"),
         line=None if kind == FaultKind.ASSERT else line or None,
+    )
+
+
+def spinning_error(layout: SequenceLayout, launch: int, blocks: int, left: int) -> KernelTrap:
+    """Return the error of a job whose blocks all wait in loops while others have not begun.
+
+    Args:
+        layout: of its sequence.
+        launch: the index of its current launch.
+        blocks: resident blocks.
+        left: task blocks that have not begun.
+    """
+    launched = layout.launches[launch]
+    if layout.fixed_launches[launch]:
+        advice = "use no more than fit at once, or do not wait for later ones"
+    else:
+        advice = "if they wait for these, say progress='blocks', so that all are resident at once"
+    who = "its resident block waits" if blocks == 1 else f"its {blocks} resident blocks wait"
+    rest = f"{left} of its {layout.totals[launch]} task blocks have not begun"
+    return KernelTrap(
+        f"deadlock: {who} in loops that nothing in the job ends, and {rest}; {advice}",
+        kernel=launched.name,
+        launch=launch if len(layout.launches) > 1 else None,
     )
 
 

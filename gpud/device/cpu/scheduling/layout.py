@@ -36,6 +36,7 @@ from gpud.device.cpu.abi.records import (
 )
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.program.module import CPUKernel
+from gpud.device.cpu.sm.stillness import WATCHED_BYTES
 from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchInfo, LaunchSpec, Parameter
 from gpud.device.launch_checks import checked_block, checked_grid, checked_occupancy, own_parameters
 from gpud.errors import LimitExceeded
@@ -64,6 +65,7 @@ class _Plan(NamedTuple):
         params_bytes: size of the parameters, without the hidden one.
         control_at: offset of the hidden parameter, `NONE` without one.
         occupancy: M.
+        reads_clock: whether the kernel reads a clock.
     """
 
     template: bytes
@@ -73,6 +75,7 @@ class _Plan(NamedTuple):
     params_bytes: int
     control_at: int
     occupancy: int
+    reads_clock: bool
 
 
 class CPURunRecords:
@@ -198,10 +201,16 @@ class SequenceLayout:
             "max_occupancy": self.max_occupancy,
             "fixed": self.fixed,
             "launches_at": self.launches_at,
+            "watched_bytes": self.block_bytes if self._is_watched() else 0,
         }.items():
             record[RUN[name][0] // 4] = value
         assert record.nbytes >= RUN_BYTES
         return record.tobytes()
+
+    def _is_watched(self) -> bool:
+        """Return whether blocks that spin can be told from others by their memory."""
+        clocks = any(plan.reads_clock for plan in self._plans)
+        return self.block_bytes <= WATCHED_BYTES and not clocks
 
     def _launch_records(
         self, specs: Sequence[LaunchSpec], grids: list[Dim3], measured: list[int]
@@ -334,6 +343,7 @@ def _new_plan(limits: DeviceLimits, spec: LaunchSpec, block: Dim3) -> _Plan:
         parameters[-1].offset + parameters[-1].size if parameters else 0,
         control_at,
         occupancy,
+        generated.reads_clock,
     )
 
 

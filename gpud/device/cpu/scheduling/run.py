@@ -17,6 +17,7 @@ released because the run must vacate its SM, to be replaced once it has left.
 Properties:
 * present and missing blocks are never more than allotted, apart from those released;
 * a released block that has left is replaced if the run has been given its slice again meanwhile;
+* a run whose blocks all spin in vain fails (`gpud.device.cpu.sm.stillness`);
 * a run is over when no block is present and every task block of its last launch is claimed, or
   it was ended or failed.
 
@@ -33,7 +34,7 @@ from typing import Protocol
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.abi.records import LAUNCH, LAUNCH_BYTES, NONE, RUN, BlockState, ExitReason
 from gpud.device.cpu.occupancy import SM_CAPACITY
-from gpud.device.cpu.scheduling.failure import failure_of
+from gpud.device.cpu.scheduling.failure import failure_of, spinning_error
 from gpud.device.cpu.scheduling.findings import check_result
 from gpud.device.cpu.scheduling.persistent_block import STAYS, PersistentBlock, word_of
 from gpud.device.cpu.scheduling.sequence import CPUSequence
@@ -50,6 +51,11 @@ _NEXT, _DONE = (LAUNCH[name][0] // 4 for name in ("next", "done"))
 _LAUNCH_WORDS = LAUNCH_BYTES // 4
 _OCCUPANCY = LAUNCH["occupancy"][0] // 4
 _INDEX, _LAUNCH, _STATE, _REASON = map(word_of, ("index", "launch", "state", "reason"))
+_STILL, _SEEN = map(word_of, ("still_ns", "seen_ns"))
+
+SPIN_LIMIT_NS = 30_000_000_000
+"""For how long all blocks of a run may repeat themselves in loops that wait while others have not
+begun. Nothing of the run can change that; a host that writes what they wait for has so long."""
 
 
 class RunScheduler(Protocol):
@@ -454,6 +460,23 @@ class CPURun:
         return True
 
     # -- failures
+
+    def fail_if_it_spins(self) -> None:
+        """Fail if all its blocks spin, without a change, while other task blocks have not begun."""
+        launch = self._words[_CURRENT]
+        left = self.layout.totals[launch] - self._claimed(launch)
+        if self.over or self.error or self._words[_STOP] or not left:
+            return
+        blocks = list(self.kept.values())
+        if self.missing or not blocks or len(blocks) < self.present:
+            return
+        still = [block.words[_STILL] | block.words[_STILL + 1] << 32 for block in blocks]
+        seen = [block.words[_SEEN] | block.words[_SEEN + 1] << 32 for block in blocks]
+        if all(still) and min(seen) - max(still) > SPIN_LIMIT_NS:
+            self.error = spinning_error(self.layout, launch, len(blocks), left)
+            self._words[_KILL] = 1
+            self._ended = True
+            self._stop()
 
     def _fail(self, block: PersistentBlock) -> None:
         if self.error is None:

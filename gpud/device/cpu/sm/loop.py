@@ -20,15 +20,14 @@ of a task block holds a claim that it must keep, and an OS thread is no faster w
 released block leaves within one task block, mostly at once.
 
 Runs on one SM get turns in proportion to their slices there: `gpud.device.cpu.sm.fair_turns`.
-Until a released block leaves, it is throttled: `gpud.device.cpu.sm.throttling`. For an SM without
-work see `gpud.device.cpu.sm.idle`.
+Until a released block leaves, it is throttled (`gpud.device.cpu.sm.throttling`). For an SM without
+work see `gpud.device.cpu.sm.idle`, for blocks that spin in vain `gpud.device.cpu.sm.stillness`.
 
 Once a block of a run has failed, or the run was killed, its other blocks get no further turn:
 their results are discarded, and they may wait for the failed one.
 
 Properties:
-* a task block stays in its persistent block until it is done, unless its run has failed or was
-  killed: started task blocks are never evicted;
+* a task block stays in its persistent block until it is done, unless its run failed or was killed;
 * no task block of a launch begins before all of the previous launch are done;
 * while all blocks of a run on an SM poll, another one of the run there begins: a block that
   waits for another one does not wait for ever.
@@ -75,13 +74,13 @@ from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
 from gpud.device.cpu.sm.next_block import LEAVE, START, define_next_block
+from gpud.device.cpu.sm.stillness import define_watch
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
 
-__all__ = ["CLOSING", "GONE", "NativeLoop", "native_loop"]
+__all__ = ["CLOSING", "GONE", "SPINNING", "NativeLoop", "native_loop"]
 
-GONE, CLOSING = 1, 2
-"""Why the loop returns: blocks have left; the SM must end."""
-
+GONE, CLOSING, SPINNING = 1, 2, 3
+"""Why the loop returns: blocks have left; the SM must end; a block has been still for long."""
 _STALL_NS = 10_000_000
 """A block that only yields while its run claims nothing may be polling with barriers in between:
 after it has run for this time another block of the run may begin on its SM."""
@@ -91,7 +90,7 @@ class NativeLoop(NamedTuple):
     """The native functions; addresses are ints.
 
     Attributes:
-        loop: ``(sm) -> GONE | CLOSING``; runs without the GIL until there is something to report.
+        loop: ``(sm) -> GONE | CLOSING | SPINNING``; without the GIL until it has to report.
         add: ``(sm, block, run, index)``: adds a persistent block to an SM. Quick, keeps the GIL.
         wake: ``(sm)``: sets the SM's doorbell.
         code: the code, which must live as long as the functions are used.
@@ -114,6 +113,7 @@ def native_loop() -> NativeLoop:
     define_next_block(ir)
     define_may_run_released(ir)
     define_is_ahead(ir)
+    define_watch(ir)
     _define_leave(ir)
     _define_loop(ir)
     define_wake(ir)
@@ -217,6 +217,9 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
     """Every block has had its turn."""
     with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
         e.end(f"ret i32 {GONE}")
+    with e.when(compare(e, "ne", "i32", sm.load("spinning"), 0)):
+        sm.store("spinning", 0)
+        e.end(f"ret i32 {SPINNING}")
     empty, some, over = e.label("empty"), e.label("some"), e.label("over")
     worked, polled = e.label("worked"), e.label("polled")
     e.branch(compare(e, "eq", "i32", sm.load("count"), 0), empty, some)
@@ -260,9 +263,11 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     with e.when(was(BlockState.RUNS)):
         becomes(BlockState.POLLS)
         add(e, share.at("busy"), -1)
+    e.do(f"call void @watch(ptr {sm.pointer}, ptr {block})")
     e.jump(again)
     e.place(goes_on)
     e.do(f"store i1 true, ptr {busy}")
+    block_record.store("still_ns", 0)
     _detect_stall(e, sm, block_record, turn, becomes, was)
     e.jump(again)
     e.place(failed)
@@ -280,6 +285,7 @@ def _end_block(e: Emitter, block_record: Record, block: str, busy: str) -> None:
     with e.when(compare(e, "eq", "i32", block_record.load("state"), BlockState.RUNS)):
         add(e, share_of(e, block_record).at("busy"), -1)
     block_record.store("state", BlockState.IDLE)
+    block_record.store("still_ns", 0)
     Record(e, block, HEADER).store("setup", Setup.BLOCK)
 
 
@@ -302,10 +308,7 @@ def _detect_stall(
     becomes: Callable[[int], None],
     was: Callable[[int], str],
 ) -> None:
-    """Find out whether a block that has yielded without polling may be waiting for another.
-
-    A block may poll with barriers in between; then nothing of its launch is claimed for long.
-    """
+    """Find out whether a block may poll with barriers in between: its launch claims nothing."""
     launch = launch_of(e, run_of(e, block_record), block_record.load("launch"))
     claimed = launch.load("next", "monotonic")
     goes_on, stands, over = e.label("goes_on"), e.label("stands"), e.label("over")
@@ -318,7 +321,7 @@ def _detect_stall(
         mark_busy(e, sm, share_of(e, block_record))
     e.jump(over)
     e.place(stands)
-    # Its own time: beside others a block may wait for its turn for longer than this.
+    # Its own time: beside others a block may wait for longer than this.
     spent = e.value(f"add i64 {block_record.load('spent_ns')}, {turn.took()}")
     block_record.store("spent_ns", spent)
     long = compare(e, "ugt", "i64", spent, _STALL_NS)
@@ -382,6 +385,8 @@ def _define_add(ir: IRModule) -> None:
         block_record.store(name, NONE)
     block_record.store("state", BlockState.IDLE)
     block_record.store("reason", ExitReason.OVER)
+    block_record.store("polled", 0)
+    block_record.store("still_ns", 0)
     header.store("smid", number)
     header.store("error", 0)
     header.store("setup", Setup.BLOCK)

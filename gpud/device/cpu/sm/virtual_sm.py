@@ -1,7 +1,8 @@
 """A virtual SM: one OS thread that runs the persistent blocks added to it, outside the GIL.
 
 The thread runs native code (`gpud.device.cpu.sm.loop`). It returns to Python only to report blocks
-that have left; it also waits in native code, so that a job starts without switching Python threads.
+that have left or that spin in vain; it also waits in native code, so that a job starts without
+switching Python threads.
 
 SM threads have lower priority than the processes that serve clients: nice 10. With every core busy
 with SM threads, a byte echoed over a socket pair took 2,084 us at the 99th percentile with equal
@@ -21,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gpud.device.cpu.abi.records import SM, SM_BYTES, SM_GONE
-from gpud.device.cpu.sm.loop import CLOSING, native_loop
+from gpud.device.cpu.sm.loop import CLOSING, SPINNING, native_loop
 
 __all__ = ["VirtualSM"]
 
@@ -40,17 +41,24 @@ class VirtualSM:
         index: its number, the value of ``%smid``.
         left: called on the SM's thread with the SM and the addresses of blocks that have left;
             nothing runs on the SM meanwhile.
+        spinning: called on it with the SM when one of its blocks has been still for long.
 
     Attributes:
         used: capacity that its blocks take, see `gpud.device.cpu.scheduling.block_scheduler`.
         blocks: number of its persistent blocks, including those whose leaving is not reported yet.
     """
 
-    def __init__(self, index: int, left: Callable[[VirtualSM, list[int]], None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        left: Callable[[VirtualSM, list[int]], None],
+        spinning: Callable[[VirtualSM], None],
+    ) -> None:
         self.index = index
         self.used = 0
         self.blocks = 0
         self._left = left
+        self._spinning = spinning
         self._memory = np.zeros(SM_BYTES + 64, np.uint8)
         skip = -self._memory.ctypes.data % 64
         view = self._memory.data[skip : skip + SM_BYTES]
@@ -81,12 +89,15 @@ class VirtualSM:
     def _run(self) -> None:
         _lower_priority()
         loop, address, words = self._native.loop, self.address, self._words
-        while loop(address) != CLOSING:
+        while (why := loop(address)) != CLOSING:
             count = words[_GONE]
             blocks = self._gone[:count].tolist()
             words[_GONE] = 0
             try:
-                self._left(self, blocks)
+                if why == SPINNING:
+                    self._spinning(self)
+                else:
+                    self._left(self, blocks)
             except Exception:  # noqa: BLE001 - any error of a caller's callback
                 # Report it, and keep the SM running for the others.
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
