@@ -43,6 +43,7 @@ CI = (
     # What hostile and dying programs can do, beyond faults of kernels.
     "tests/faults/test_access.py",
     "tests/faults/test_attacks.py",
+    "tests/faults/test_checked_memory.py",
     "tests/faults/test_client_failures.py",
     "tests/faults/test_fuzz.py::test_a_live_daemon_answers_for_every_message",
     "tests/faults/test_fuzz.py::test_a_planted_bug_of_the_parser_is_found",

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -42,7 +42,7 @@ from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.forms.rules import PROGRESS
-from gpud.compiler.kernel_names import is_plain, plain_names
+from gpud.compiler.kernel_names import is_mangled, is_plain, plain_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
 from gpud.compiler.passes.safety.bounds_checks import uncheckable
@@ -64,6 +64,7 @@ from gpud.compiler.reproducer_folder import write_reproducer
 from gpud.compiler.request import Request
 from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
+from gpud.compiler.toolchain.pointer_types import pointer_types
 from gpud.errors import EmptySource, GpudError, InternalError, KernelNotFound, KernelRejected
 
 __all__ = [
@@ -209,8 +210,16 @@ class Compilation:
             ptx = print_module(rewritten)
             self._write("print", "ptx", ptx)
             names = {lowered: name for name, lowered in self.lowered_names.items()}
+            words = self._pointer_types(list(flat.entries()), names)
             kernels = {
-                name: kernel_info(flat, entry, decisions[name], names, killable=name in killable)
+                name: kernel_info(
+                    flat,
+                    entry,
+                    decisions[name],
+                    names,
+                    killable=name in killable,
+                    points_to=words.get(name, ()),
+                )
                 for name, entry in flat.entries().items()
             }
             if kernels and all(kernel.form is Form.REJECTED for kernel in kernels.values()):
@@ -314,6 +323,28 @@ class Compilation:
             kill=self.request.kill,
             check=self.request.check,
             after=self._dump_module if self.dump else None,
+        )
+
+    def _pointer_types(
+        self, entries: Sequence[str], names: Mapping[str, str]
+    ) -> dict[str, tuple[str, ...]]:
+        """Return what the kernels' parameters point to, for the checking mode."""
+        request = self.request
+        if not request.check or request.is_ptx:
+            return {}
+        self.stage = "types"
+        plain: dict[str, str] = {}
+        for name, entry in plain_names(entries).items():
+            plain[entry] = max(plain.get(entry, ""), name, key=len)
+        expressions = {
+            entry: names.get(entry) or plain.get(entry) or entry
+            for entry in entries
+            if entry in names or entry in plain or not is_mangled(entry)
+        }
+        return pointer_types(
+            request.source,
+            expressions,
+            lambda text: compile_cuda(text, arch=request.arch, options=request.options).ptx,
         )
 
     # -- inspection --------------------------------------------------------------------------

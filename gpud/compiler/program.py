@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
+from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ class ParameterInfo:
         size: In bytes.
         align: In bytes.
         offset: In the parameter buffer, in bytes.
+        points_to: The type word of what a pointer in CUDA C++ points to
+            (`gpud.compiler.toolchain.pointer_types`); empty if it is not known.
     """
 
     name: str
@@ -67,6 +70,7 @@ class ParameterInfo:
     size: int
     align: int
     offset: int
+    points_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,7 @@ def kernel_info(
     names: Mapping[str, str],
     *,
     killable: bool = False,
+    points_to: Sequence[str] = (),
 ) -> KernelInfo:
     """Describe a kernel of a flat module, before rewriting.
 
@@ -274,6 +279,7 @@ def kernel_info(
         decision: The decision on its form.
         names: Name expressions by PTX name.
         killable: Whether it gets variants with kill polls.
+        points_to: The type words of its parameters, if they are known.
     """
     return KernelInfo(
         name=names.get(entry.name, entry.name),
@@ -287,7 +293,7 @@ def kernel_info(
         waits_on_blocks=decision.waits_on_blocks,
         shape=decision.shape,
         legal=decision.legal,
-        parameters=_parameters(entry.parameters),
+        parameters=_parameters(entry.parameters, points_to),
         max_block=_extents(entry, ".maxntid"),
         required_block=_extents(entry, ".reqntid"),
         shared_bytes=layout_bytes(_shared(module, entry)),
@@ -323,10 +329,13 @@ def _shared(module: Module, entry: Function) -> Iterable[Variable]:
 _KINDS = {"u": "uint", "s": "int", "f": "float", "b": "bits"}
 
 
-def _parameters(parameters: Iterable[Parameter]) -> tuple[ParameterInfo, ...]:
+def _parameters(
+    parameters: Iterable[Parameter], points_to: Sequence[str]
+) -> tuple[ParameterInfo, ...]:
     infos: list[ParameterInfo] = []
     end = 0
-    for one in parameters:
+    for one, word in zip_longest(parameters, points_to, fillvalue=""):
+        assert not isinstance(one, str), "a type word for each parameter"
         size, align = size_and_align(one)
         offset = -(-end // align) * align
         if one.dims:
@@ -335,7 +344,7 @@ def _parameters(parameters: Iterable[Parameter]) -> tuple[ParameterInfo, ...]:
             kind = "pointer"
         else:
             kind = _KINDS.get(one.type[0], "bits")
-        infos.append(ParameterInfo(one.name, kind, size, align, offset))
+        infos.append(ParameterInfo(one.name, kind, size, align, offset, word))
         end = offset + size
     return tuple(infos)
 

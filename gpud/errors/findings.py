@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpud.errors.base import shorten
 
@@ -96,6 +96,11 @@ class Finding(NamedTuple):
             return None
         return (self.address - self.array[0]) // self.itemsize
 
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return _ADVICE[self.kind]
+
     def __str__(self) -> str:
         return _text(self)
 
@@ -104,9 +109,8 @@ def _text(found: Finding) -> str:
     parts = [_what(found), _where(found)]
     if found.other_thread is not None:
         parts.append(_other(found))
-    advice = _ADVICE[found.kind]
     times = f" ({found.times:,} times)" if found.times > 1 else ""
-    return f"{', '.join(parts)}{times}; {advice}"
+    return ", ".join(parts) + times
 
 
 def _what(found: Finding) -> str:
@@ -166,7 +170,7 @@ def _thread(task_block: Dim3 | None, thread: Dim3 | None) -> str:
     return ", ".join(parts) or "in an unknown thread"
 
 
-_ADVICE: dict[str, Any] = {
+_ADVICE: dict[str, str] = {
     "out-of-bounds": "check the index against the array's size",
     "use-after-free": "keep the array until the job has ended",
     "uninitialised": "write it first, or make the array with zeros()",

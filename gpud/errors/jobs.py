@@ -190,6 +190,7 @@ class CheckFailed(JobError, CallerError):
     def __init__(self, findings: Sequence[Finding], then: str | None = None) -> None:
         first = findings[0]
         texts = [str(one) for one in findings]
+        texts[0] += f"; {first.advice}"
         if len(texts) > 1:
             texts[0] += f"; {len(texts) - 1} more finding{'s' * (len(texts) > 2)}:"
         if then is not None:

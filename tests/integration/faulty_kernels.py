@@ -21,7 +21,7 @@ class Fault(NamedTuple):
         source: the body of ``kernel``, or all of the program if it has a ``__global__``.
         kind: of the finding.
         access: of the finding.
-        index: the element, or the byte of shared memory; None: any.
+        index: the element, the byte of shared memory, or the lane; None: any.
         argument: whose array it is; None: not the point.
         parameters: of the kernel.
         arguments: what they are given.
@@ -177,8 +177,8 @@ FAULTS = (
         "read",
         256,
         0,
-        parameters="const double* x, double* y, int n",
-        arguments="f4 f4 n",
+        parameters="const double* x, float* y, int n",
+        arguments="ptr f4 n",
     ),
     # -- after free
     Fault(
@@ -299,13 +299,37 @@ FAULTS = (
     Fault(
         "no-fence",
         "__shared__ int last; if (!t) y[b] = 1 + b;\n"
-        "if (!t) last = atomicAdd((int*)x, 1) == 1; __syncthreads();\n"
+        "if (!t) last = atomicAdd(x, 1) == 1; __syncthreads();\n"
         "if (last && !t) y[8] = y[0] + y[1]; // here",
         "read-write",
         "read",
         None,
         1,
+        parameters="int* x, float* y, int n",
         arguments="i4 f4 n",
     ),
     Fault("outside-of-the-lock", _LOCKED, None, None, 0, 0, grid=4),
+    # -- shuffles
+    Fault(
+        "shuffle-beyond-its-members",
+        "float v = t;\nif (t < 16) v += __shfl_down_sync(0xffff, v, 8); // here\ny[i] = v;",
+        "shuffle",
+        "shuffle",
+        16,
+    ),
+    Fault(
+        "shuffle-from-a-lane-that-is-none",
+        "y[i] = __shfl_sync(0xff, (float)t, 5 * (t + 1)); // here",
+        "shuffle",
+        "shuffle",
+        10,
+        block=8,
+    ),
+    Fault(
+        "shuffle-with-half-a-mask",
+        "float v = t;\nif ((t & 31) < 16) v += __shfl_xor_sync(0xffff, v, 16); // here\ny[i] = v;",
+        "shuffle",
+        "shuffle",
+        16,
+    ),
 )

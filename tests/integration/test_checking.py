@@ -34,6 +34,9 @@ def _argument(gpu: gc.Session, written: str) -> tuple[Any, list[gc.Array]]:
         case "node":
             data = gpu.array(values.astype(np.float32))
             return gpu.array(np.array([data.ptr], np.uint64)), [data]
+        case "ptr":
+            data = gpu.array(values.astype(np.float32))
+            return np.uint64(data.ptr), [data]
         case "freed":
             data = gpu.array(values.astype(np.float32))
             address = data.ptr
@@ -74,3 +77,45 @@ def test_a_planted_fault_is_found(gpu: gc.Session, fault: Fault) -> None:
         assert first.argument == fault.argument, said
     assert first.thread is not None
     assert first.task_block is not None
+
+
+TYPES = """
+extern "C" __global__ void plain(const float* x, double* y, int n) { y[0] = x[0]; }
+template <typename T> __global__ void made(T* x, unsigned* n) { x[0] = n[0]; }
+namespace ns { __global__ void mangled(const volatile long long* x) {} }
+extern "C" __global__ void any(const char* x, void* y, bool* z, float4* v) {}
+"""
+
+
+@pytest.fixture(scope="module")
+def types(gpu: gc.Session) -> Any:
+    return gpu.module(TYPES, names=("made<double>",))
+
+
+def test_pointers_take_arrays_of_their_type(gpu: gc.Session, types: Any) -> None:
+    single, double = gpu.zeros(4, "f4"), gpu.zeros(4, "f8")
+    types.kernel("plain").submit(1, 1, (single, double, 1)).result(timeout=60)
+    types.kernel("plain").call(1, 1, (None, double, 1))
+    types.kernel("plain").call(1, 1, (double.ptr, gpu.zeros(2, "c16"), 1))
+    types.kernel("made<double>").call(1, 1, (double, gpu.zeros(4, "i4")))
+    types.kernel("mangled").call(1, 1, (gpu.zeros(4, "u8"),))
+    types.kernel("any").call(1, 1, (double, single, single, single))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("plain", ("f8", "f8", 1), "argument 0 of plain: the array is float64, .* to float32"),
+        ("plain", ("f4", "f4", 1), "argument 1 of plain: the array is float32, .* to float64"),
+        ("plain", ("i4", "f8", 1), "argument 0 .* int32, .* to float32; convert it, or pass"),
+        ("made<double>", ("f4", "u4"), "argument 0"),
+        ("made<double>", ("f8", "u8"), "argument 1"),
+        ("mangled", ("i4",), "argument 0 of mangled: the array is int32, .* to int64"),
+    ],
+)
+def test_an_array_of_another_type_is_refused(
+    gpu: gc.Session, types: Any, name: str, arguments: tuple[Any, ...], said: str
+) -> None:
+    given = [gpu.zeros(4, one) if isinstance(one, str) else one for one in arguments]
+    with pytest.raises(TypeError, match=said):
+        types.kernel(name).submit(1, 1, tuple(given))

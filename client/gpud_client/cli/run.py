@@ -121,6 +121,14 @@ def run(
             "or blocks (they wait for one another).",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Check it while it runs, on a CPU device: accesses outside of arrays, reads of "
+            "what was never written, races. Many times slower.",
+        ),
+    ] = False,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Make random arrays from this seed.")
     ] = 0,
@@ -158,7 +166,7 @@ def run(
     rng = np.random.default_rng(seed)
     # Before the daemon is contacted, so that an unreadable file fails first.
     made = [value.make(rng) if isinstance(value, ArraySpec) else value for value in values]
-    with gc.connect(socket, name=f"gpuctl run {file.name}") as gpu:
+    with gc.connect(socket, name=f"gpuctl run {file.name}", check=check) as gpu:
         on = _device(gpu, device)
         quiet = as_json or not sys.stderr.isatty()
         with _steps(quiet=quiet) as show_step:
@@ -198,6 +206,8 @@ def run(
         emit(report)
     elif not isinstance(problem, ConnectionLost):  # after which nothing is known of the job
         _print(report, files)
+        if check and problem is None:
+            say("checked: nothing was found")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if problem is not None:

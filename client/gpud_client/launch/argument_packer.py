@@ -13,7 +13,9 @@ What is accepted:
   floats: a float for an integer parameter is refused, and so is a NumPy integer for a float;
 * a pointer: an `Array`, ``None``, or a device address. PTX declares many pointers as 64-bit
   integers, so these are accepted for every 8-byte integer. It does not say what they point to
-  either: an array of another type than the kernel's is not detected;
+  either: an array of another type than the kernel's is detected in the checking mode only, which
+  has the compiler find it out. There an array must have elements of the same size, and of floats
+  only if the kernel's are; pointers to types of one byte, to ``void`` and to classes take any;
 * a struct: bytes, a NumPy scalar (``np.void``, complex), or another object with a buffer, such as
   a `ctypes.Structure`, of exactly its size.
 """
@@ -48,15 +50,22 @@ class ArgumentPacker:
     Args:
         name: of the kernel, for messages.
         parameters: (name, kind, size, align, offset) of each, in order; sizes in bytes.
+        points_to: for each what it points to, ``f4`` is a float of four bytes, ``i8`` an integer
+            of eight, empty if it is not known; None: none is.
     """
 
-    def __init__(self, name: str, parameters: Sequence[tuple[str, str, int, int, int]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, str, int, int, int]],
+        points_to: Sequence[str] | None = None,
+    ) -> None:
         self._name = name
         self._fields: list[_Field] = []
         layout = "<"
         at = 0
-        for _, kind, size, _, offset in parameters:
-            letter, field = _field(kind, size)
+        for number, (_, kind, size, _, offset) in enumerate(parameters):
+            letter, field = _field(kind, size, points_to[number] if points_to else "")
             layout += f"{offset - at}x{letter}" if offset > at else letter
             at = offset + size
             self._fields.append(field)
@@ -116,12 +125,12 @@ class _Field(NamedTuple):
     convert: Convert
 
 
-def _field(kind: str, size: int) -> tuple[str, _Field]:
+def _field(kind: str, size: int, points_to: str) -> tuple[str, _Field]:
     if kind == "float" and size in _FLOATS:
         letter, largest, _ = _FLOATS[size]
         return letter, _Field(float, -largest, largest, _float(size))
     if kind in ("int", "uint", "bits", "pointer") and size in _UNSIGNED:
-        return _UNSIGNED[size], _Field(int, 0, (1 << 8 * size) - 1, _integer(kind, size))
+        return _UNSIGNED[size], _Field(int, 0, (1 << 8 * size) - 1, _integer(kind, size, points_to))
     return f"{size}s", _Field(None, 0, 0, _struct(size))
 
 
@@ -157,7 +166,7 @@ def _float(size: int) -> Convert:
     return convert
 
 
-def _integer(kind: str, size: int) -> Convert:
+def _integer(kind: str, size: int, points_to: str) -> Convert:
     mask = (1 << 8 * size) - 1
     least = -(1 << 8 * size - 1)
     if kind == "pointer":
@@ -174,6 +183,8 @@ def _integer(kind: str, size: int) -> Convert:
             )
         if pointer:
             if isinstance(value, ArrayBase):
+                if points_to and not _matches(value.dtype, points_to):
+                    raise _type_mistake(value, points_to)
                 arrays.append(value)
                 return value._address if value._allocation is not None else value._live_address()
             if value is None:
@@ -202,6 +213,26 @@ def _integer(kind: str, size: int) -> Convert:
         raise _Mistake(TypeError, f"{what} is expected, not {_shown(value)}{hint}")
 
     return convert
+
+
+def _matches(dtype: np.dtype[Any], points_to: str) -> bool:
+    """Return whether a pointer to such numbers may point to an array's elements."""
+    size = int(points_to[1:])
+    if dtype.kind not in "iubfc":
+        return True  # of structs, for example
+    if dtype.kind == "c":  # pairs of floats
+        return points_to[0] == "f" and dtype.itemsize == 2 * size
+    return dtype.itemsize == size and (dtype.kind == "f") == (points_to[0] == "f")
+
+
+def _type_mistake(value: ArrayBase, points_to: str) -> _Mistake:
+    kind = "float" if points_to[0] == "f" else "int"
+    wanted = f"{kind}{8 * int(points_to[1:])}"
+    return _Mistake(
+        TypeError,
+        f"the array is {value.dtype}, the kernel's pointer is to {wanted}; convert it, or pass "
+        "array.ptr if the kernel is to read its bytes as another type",
+    )
 
 
 def _struct(size: int) -> Convert:

@@ -15,6 +15,7 @@ __all__ = [
     "READS",
     "SHARED",
     "SHUFFLE",
+    "SHUFFLE_MODES",
     "STORED",
     "STRONG",
     "SYNC",
@@ -28,6 +29,8 @@ SHARED: Final = "gpud_check_shared"
 STORED: Final = "gpud_check_stored"
 SHUFFLE: Final = "gpud_check_shuffle"
 SYNC: Final = "gpud_check_sync"
+
+SHUFFLE_MODES: Final = ("up", "down", "bfly", "idx")
 
 CHECK_CALLS: Final = frozenset((ACCESS, SHARED, STORED, SHUFFLE, SYNC))
 

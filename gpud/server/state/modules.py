@@ -43,6 +43,7 @@ class Kernel:
             "exit_aware": info.exit_aware,
             "why": [str(reason) for reason in info.why],
             "parameters": [[p.name, p.kind, p.size, p.align, p.offset] for p in info.parameters],
+            "points_to": [p.points_to for p in info.parameters],
             "shared_bytes": info.shared_bytes,
             "max_threads": info.max_threads,
             "killable": info.killable,

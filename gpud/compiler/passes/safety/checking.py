@@ -11,7 +11,8 @@ by code of the device (`gpud.device.cpu.codegen.checking`), which has these func
   address was computed, 0 if it is not known;
 * ``gpud_check_shared (address, how, site)`` before one to shared memory;
 * ``gpud_check_stored (how, site)`` after a store of either;
-* ``gpud_check_shuffle (lane, members, site)`` before a shuffle that names its source;
+* ``gpud_check_shuffle (mode, lane, bounds, members, site)`` before a shuffle, with its operands;
+  ``mode`` is the index in `SHUFFLE_MODES`;
 * ``gpud_check_sync (what, barrier)``, a `Sync` and the number of a barrier, around whatever orders
   the accesses of several threads.
 
@@ -36,6 +37,8 @@ from gpud.compiler.abi.check_calls import (
     ACCESS,
     READS,
     SHARED,
+    SHUFFLE,
+    SHUFFLE_MODES,
     STORED,
     STRONG,
     SYNC,
@@ -85,6 +88,7 @@ _WARP_BASES = ("shfl", "vote", "match", "redux")
 _FENCES = ("membar", "fence")
 _RELEASES = ("release", "acq_rel", "sc")
 _MOST_BYTES = 255
+_SHUFFLE_OPERANDS = 5
 
 
 def pass_checking(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
@@ -147,6 +151,8 @@ class _Announcer:
             if not op.has("arrive"):
                 self._sync(Sync.PASS, ins)
         elif base in _WARP_BASES or op.text.startswith("bar.warp"):
+            if base == "shfl":
+                self._shuffle(ins)
             self._sync(Sync.WARP_ARRIVE, ins)
             self._made.append(ins)
             self._sync(Sync.WARP_PASS, ins)
@@ -240,6 +246,13 @@ class _Announcer:
             if offset:
                 self._do("add.s64", place, place, immediate(offset))
         return place
+
+    def _shuffle(self, ins: Instruction) -> None:
+        modes = [mode for mode in ins.opcode.modifiers if mode in SHUFFLE_MODES]
+        if not ins.opcode.has("sync") or not modes or len(ins.operands) != _SHUFFLE_OPERANDS:
+            return  # without .sync it has no members
+        mode = immediate(SHUFFLE_MODES.index(modes[0]))
+        self._call(SHUFFLE, ins, mode, *ins.operands[2:], immediate(self._site(ins)))
 
     # -- pieces
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpud.compiler.abi.check_calls import ACCESS, SHARED, STORED, SYNC
+from gpud.compiler.abi.check_calls import ACCESS, SHARED, SHUFFLE, STORED, SYNC
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.checking.state import (
     ACCESS_FUNCTION,
     SHARED_FUNCTION,
+    SHUFFLE_FUNCTION,
     STORED_FUNCTION,
     SYNC_FUNCTION,
 )
@@ -25,6 +26,7 @@ _ARGUMENTS = {
     ACCESS: (ACCESS_FUNCTION, ("u64", "u64", "u32", "u32")),
     SHARED: (SHARED_FUNCTION, ("u64", "u32", "u32")),
     STORED: (STORED_FUNCTION, ("u32", "u32")),
+    SHUFFLE: (SHUFFLE_FUNCTION, ("u32", "u32", "u32", "u32", "u32")),
     SYNC: (SYNC_FUNCTION, ("u32", "u32")),
 }
 

@@ -10,6 +10,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.checking.accesses import define_accesses
 from gpud.device.cpu.codegen.checking.ordering import define_ordering
 from gpud.device.cpu.codegen.checking.reports import define_report
+from gpud.device.cpu.codegen.checking.shuffles import define_shuffles
 from gpud.device.cpu.codegen.checking.state import MOST_SHARED_BYTES, block_state
 
 if TYPE_CHECKING:
@@ -42,3 +43,4 @@ def define_checking(kernel: KernelContext, body: list[ptx.Statement]) -> None:
     define_report(kernel.ir, board, state)
     define_ordering(kernel.ir, board, state, claims=claims)
     define_accesses(kernel, state)
+    define_shuffles(kernel.ir, board)

@@ -25,6 +25,7 @@ __all__ = [
     "MANY",
     "MOST_SHARED_BYTES",
     "SHARED_FUNCTION",
+    "SHUFFLE_FUNCTION",
     "SITE_MASK",
     "SITE_SHIFT",
     "SNAPSHOT_BYTES",
@@ -51,6 +52,8 @@ SHARED_FUNCTION: Final = "gpud.check.shared"
 """``void (b, thread, offset, how, site)``."""
 STORED_FUNCTION: Final = "gpud.check.stored"
 """``void (b, thread, how, site)``."""
+SHUFFLE_FUNCTION: Final = "gpud.check.shuffle"
+"""``void (b, thread, mode, lane, bounds, members, site)``."""
 SYNC_FUNCTION: Final = "gpud.check.sync"
 """``void (b, thread, what, barrier)``."""
 
