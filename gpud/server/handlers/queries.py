@@ -19,6 +19,7 @@ from gpud.server.handlers.configuration import Configuration
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.handlers.doctor import Doctor
 from gpud.server.handlers.job_rows import JobRows
+from gpud.server.handlers.workload_rows import WorkloadRows
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.state.access import may_manage, user_name
@@ -69,6 +70,7 @@ class Queries:
         self._device_rows = device_rows
         self._answers = answers
         self._others = others
+        self._workload_rows = WorkloadRows(state.workloads)
         self._topics: dict[str, Callable[[Session, int], Steps[dict[str, Any]]]] = {
             "status": self._status,
             "kernels": self._kernels,
@@ -190,15 +192,15 @@ class Queries:
         return {
             "devices": self._device_rows.rows(loads),
             "sessions": sessions,
-            "zones": self._state.workloads.zones(),
+            "zones": self._workload_rows.zones(),
             "others": self._others.rows(session.peer),
         }
 
     def _workloads(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
-        workloads = self._state.workloads
         yield
-        seen = workloads.rows(session.peer)
-        return {"workloads": seen[-limit:] if limit else seen, "devices": workloads.zones()}
+        seen = self._workload_rows.rows(session.peer)
+        devices = self._workload_rows.zones()
+        return {"workloads": seen[-limit:] if limit else seen, "devices": devices}
 
     def _history(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         jobs = yield from latest(list(self._state.records.ended), limit, _seen_by(session))

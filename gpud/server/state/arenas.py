@@ -33,6 +33,7 @@ from gpud.server.ipc import memfd
 from gpud.server.ipc.child_process import OnReply
 from gpud.server.ipc.file_descriptors import PER_ARENA, DescriptorBudget
 from gpud.server.state.page_freer import LARGE_BYTES, PageFreer, close_freed
+from gpud.server.state.regions import Regions
 from gpud.units import Address, SessionId
 
 __all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "DeviceCopies", "MemoryExcess", "MemoryLimits"]
@@ -88,6 +89,7 @@ class Arenas:
 
     Attributes:
         session_limit_bytes: a session's limit, on the device where it is largest.
+        regions: what of the arenas is workloads' memory.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptors: DescriptorBudget) -> None:
@@ -99,10 +101,7 @@ class Arenas:
         self._announced: set[tuple[SessionId, int]] = set()
         self._strikes: dict[tuple[SessionId, int], int] = {}
         self._reclaiming: set[tuple[SessionId, int]] = set()
-        # By (session, device, address): the counted bytes of workloads' memory, and the temporary
-        # bytes of those that do not have the turn.
-        self._regions: dict[tuple[SessionId, int, int], int] = {}
-        self._idle: dict[tuple[SessionId, int, int], int] = {}
+        self.regions = Regions()
         self._freer = PageFreer(loop)
         self._capacities: tuple[int, ...] = ()
         self._closing = False
@@ -121,6 +120,11 @@ class Arenas:
         )
         self._capacities = tuple(limits.device)
         self.session_limit_bytes = max(limits.session, default=0)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The accounts and addresses of all arrays."""
+        return self._ledger
 
     # -- arrays
 
@@ -150,9 +154,19 @@ class Arenas:
             raise
         if device in self._device_arrays:
             self._device_arrays[device].copies.allocated(session, address, size)
-        return address, self._unannounced(arena)
+        return address, self.unannounced(arena)
 
-    def _unannounced(self, arena: Arena) -> Arena | None:
+    def opened(self, session: SessionId, user: int, device: int) -> Arena:
+        """Return a session's arena with its file; create both if they are missing.
+
+        Raises:
+            UnknownName: as the ledger.
+            LimitExceeded, InternalError: as `allocate`.
+        """
+        self._open(session, user)
+        return self._with_file(session, device)
+
+    def unannounced(self, arena: Arena) -> Arena | None:
         """Return an arena if the client does not know it; from now on it does."""
         key = (arena.session, arena.device)
         if key in self._announced:
@@ -222,91 +236,6 @@ class Arenas:
         """Return the descriptor of an arena's memory file."""
         return self._files[arena.session, arena.device]
 
-    # -- memory of workloads, on devices whose arrays lie in the sessions' files
-
-    def open_workload(
-        self, session: SessionId, user: int, device: int, position: int, sizes: tuple[int, int]
-    ) -> tuple[Address, Address | None, Arena | None]:
-        """Allocate a workload's memory: what persists, and addresses for what is temporary.
-
-        Args:
-            session: whose it is.
-            user: the session's.
-            device: on which.
-            position: of the region in the device's persistent zone: it lies as far from the
-                beginning of the arena, if nothing else does.
-            sizes: bytes of the region with its offset, and of temporary memory, or 0.
-
-        Returns:
-            Both addresses, None for no temporary memory; the arena if the client does not know it.
-
-        Raises:
-            OutOfMemory, UnknownName, LimitExceeded, InternalError: as `allocate`.
-        """
-        self._open(session, user)
-        persistent, temporary = sizes
-        arena = self._with_file(session, device)
-        try:
-            address = self._ledger.allocate(session, device, persistent, arena.base + position)
-        except InvalidArgument:  # other arrays of the session are there
-            address = self._ledger.allocate(session, device, persistent)
-        lent = None
-        if temporary:
-            try:
-                lent = self._ledger.lend(session, device, temporary)
-            except GpudError:
-                self._ledger.free(session, device, address)
-                raise
-            self._regions[session, device, lent] = 0
-            self._idle[session, device, lent] = temporary
-        self._regions[session, device, address] = persistent
-        return address, lent, self._unannounced(arena)
-
-    def begin_turn(self, session: SessionId, device: int, address: int) -> None:
-        """Let the session's file hold the temporary memory at an address."""
-        del self._idle[session, device, address]
-
-    def clear_temporary(
-        self, session: SessionId, device: int, lent: tuple[int, int], then: Callable[[], None]
-    ) -> None:
-        """End a turn: free the pages of temporary memory, (address, bytes), then call ``then``."""
-        address, size = lent
-        self._idle[session, device, address] = size
-        arena = self._ledger.arena(session, device)
-        assert arena is not None
-        piece = FreeRange(session, device, Address(address), size)
-        self._punch(piece, address - arena.base)
-        self._freer.when_zeroed(session, then)
-
-    def close_workload(
-        self, session: SessionId, device: int, address: int, lent: tuple[int, int] | None
-    ) -> None:
-        """Free a workload's memory, which no job can use any more.
-
-        Args:
-            session: whose it is.
-            device: on which.
-            address: of the region.
-            lent: address and bytes of its temporary memory; None: it has none.
-        """
-        if session not in self._opened:
-            return
-        del self._regions[session, device, address]
-        self._release(self._ledger.free(session, device, address))
-        if lent is not None:
-            del self._regions[session, device, lent[0]]
-            self._idle.pop((session, device, lent[0]), None)
-            self._release(self._ledger.end_loan(session, device, lent[0]))
-
-    def set_zone(self, device: int, size: int) -> None:
-        """Count the temporary memory of a device's workloads; see `Ledger.set_zone`."""
-        self._ledger.set_zone(device, size)
-
-    def other_bytes(self, device: int) -> int:
-        """Return the used bytes of a device without those of workloads."""
-        regions = sum(size for (_, on, _), size in self._regions.items() if on == device)
-        return self._ledger.used_bytes(device) - self._ledger.zone_bytes(device) - regions
-
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
         """Mark an array to be freed once the session's jobs up to ``last_job`` have ended.
 
@@ -316,7 +245,7 @@ class Arenas:
             UnknownName: there is no such array.
             InvalidArgument: it is a workload's.
         """
-        if (session, device, address) in self._regions:
+        if (session, device, address) in self.regions.counted:
             raise InvalidArgument(
                 f"the memory at {address:#x} is a workload's: close the workload to free it"
             )
@@ -330,14 +259,15 @@ class Arenas:
             return 0
         freed = self._ledger.reclaim(session, oldest_job)
         for piece in freed:
-            self._release(piece)
+            self.free_pages(piece)
         return len(freed)
 
     def when_zeroed(self, session: SessionId, action: Callable[[], None]) -> None:
         """Call ``action`` once all ranges that the session has freed read as zero."""
         self._freer.when_zeroed(session, action)
 
-    def _release(self, piece: FreeRange) -> None:
+    def free_pages(self, piece: FreeRange) -> None:
+        """Free the memory of a range that no job can use any more."""
         arena = self._ledger.arena(piece.session, piece.device)
         assert arena is not None
         offset = piece.address - arena.base
@@ -381,9 +311,7 @@ class Arenas:
         if session not in self._opened:
             return
         self._opened.discard(session)
-        for kept in (self._regions, self._idle):
-            for one in [one for one in kept if one[0] == session]:
-                del kept[one]
+        self.regions.close_session(session)
         for arena in self._ledger.close(session):
             key = (session, arena.device)
             self._announced.discard(key)
@@ -418,9 +346,7 @@ class Arenas:
         for (session, device), descriptor in self._files.items():
             held_bytes = _held_bytes(descriptor)
             arrays_bytes = self._ledger.array_bytes(session, device)
-            arrays_bytes -= sum(
-                size for (one, on, _), size in self._idle.items() if (one, on) == (session, device)
-            )
+            arrays_bytes -= self.regions.idle_bytes(session, device)
             freeing_bytes = self._freer.held_bytes(session)
             if held_bytes <= arrays_bytes + freeing_bytes + SLACK_BYTES:
                 self._strikes.pop((session, device), None)

@@ -21,61 +21,19 @@ from typing import Any
 from gpud.core.workloads import messages as wk
 from gpud.core.workloads.manager import WorkloadManager
 from gpud.core.workloads.turns import Phase, TurnSettings
-from gpud.core.workloads.zones import Need
 from gpud.errors import GpudError, InvalidArgument, OutOfMemory, UnknownName
-from gpud.server.state.access import Peer, may_manage, user_name
+from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.session import Session
+from gpud.server.state.workload import Workload, workload_name
+from gpud.server.state.workload_memory import WorkloadMemory
 from gpud.telemetry.records import Records
 from gpud.wire import messages as wm
 
-__all__ = ["Workload", "Workloads", "workload_name"]
+__all__ = ["Workloads"]
 
 _LOG = logging.getLogger(__name__)
 _NOBODY = "the workload has ended"
-
-
-class Workload:
-    """One workload.
-
-    Attributes:
-        number: unique in the daemon.
-        owner: its session.
-        need: what it asked for, in bytes.
-        weight: the length of its turns.
-        device: None until it is admitted.
-        address: of its persistent memory.
-        lent: address and bytes of its temporary memory; None: it has none.
-        ends_iteration: whether its iteration waits for its jobs to end.
-        reason: why it is on its device.
-        request: the request that it waits for; None: it waits for nothing.
-        standing: whether it goes on without asking, as it is alone.
-        iterations: how many have begun, as far as the daemon was told.
-        turns: how many have begun.
-        ending: why it is ending; None: it is not.
-        opened_ns: when it was asked for, monotonic.
-        asked_ns: when it asked for its latest iteration.
-        waited_ns: the time for which it has waited for turns.
-    """
-
-    def __init__(self, number: int, owner: Session, message: wm.OpenWorkload) -> None:
-        self.number = number
-        self.owner = owner
-        self.need = Need(message.persistent, message.temporary, message.offset)
-        self.weight = message.weight
-        self.device: int | None = None
-        self.address = 0
-        self.lent: tuple[int, int] | None = None
-        self.ends_iteration = False
-        self.reason = ""
-        self.request: int | None = message.request
-        self.standing = False
-        self.iterations = 0
-        self.turns = 0
-        self.ending: str | None = None
-        self.opened_ns = time.monotonic_ns()
-        self.asked_ns = 0
-        self.waited_ns = 0
 
 
 class Workloads:
@@ -85,14 +43,19 @@ class Workloads:
         loop: the event loop.
         arenas: the memory of sessions' arrays.
         records: gets events.
+
+    Attributes:
+        all: the workloads by number.
+        manager: decides.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arenas: Arenas, records: Records) -> None:
         self._loop = loop
         self._arenas = arenas
+        self._memory = WorkloadMemory(arenas)
         self._records = records
-        self._manager = WorkloadManager(())
-        self._all: dict[int, Workload] = {}
+        self.manager = WorkloadManager(())
+        self.all: dict[int, Workload] = {}
         self._next = 1
         self._others: tuple[int, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +66,7 @@ class Workloads:
         self._handlers: dict[type, Callable[[Any], None]] = {
             wk.Admit: self._admit,
             wk.Refuse: self._refuse,
-            wk.Zone: lambda command: arenas.set_zone(command.device, command.size),
+            wk.Zone: lambda command: self._memory.set_zone(command.device, command.size),
             wk.Grant: self._grant,
             wk.Recall: self._recall,
             wk.Clear: self._clear,
@@ -128,9 +91,14 @@ class Workloads:
             open_arena: has a device, given by index, open the arena of a session.
         """
         self._open_arena = open_arena
-        self._manager = WorkloadManager(sizes, settings)
+        self.manager = WorkloadManager(sizes, settings)
         self._others = (0,) * len(sizes)
         self._copied = copied
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return len(self._others)
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -155,7 +123,7 @@ class Workloads:
             )
         number = self._next
         self._next += 1
-        workload = self._all[number] = Workload(number, session, message)
+        workload = self.all[number] = Workload(number, session, message)
         now_ns = workload.opened_ns
         self._feed(wk.Opened(now_ns, number, workload.need, message.weight, device))
 
@@ -205,7 +173,7 @@ class Workloads:
 
     def _iteration_ended(self, workload: Workload) -> None:
         workload.ends_iteration = False
-        if workload.number in self._all and self._iterating(workload):
+        if workload.number in self.all and self._iterating(workload):
             self._feed(wk.Ended(time.monotonic_ns(), workload.number))
 
     def grow(self, session: Session, message: wm.GrowWorkload) -> None:
@@ -227,7 +195,7 @@ class Workloads:
         Raises:
             UnknownName: there is no such workload, or it is of another user.
         """
-        workload = self._all.get(message.workload)
+        workload = self.all.get(message.workload)
         if workload is None or not may_manage(session.peer, workload.owner.uid):
             raise UnknownName(
                 f"there is no workload {workload_name(message.workload)}; gpuctl workloads lists "
@@ -248,12 +216,12 @@ class Workloads:
 
     def session_closed(self, session: int) -> None:
         """Forget the workloads of a session, whose memory was freed."""
-        for workload in [one for one in self._all.values() if one.owner.number == session]:
+        for workload in [one for one in self.all.values() if one.owner.number == session]:
             self._close(workload, freed=True)
 
     def _close(self, workload: Workload, *, freed: bool = False) -> None:
         number = workload.number
-        if self._all.pop(number, None) is None:
+        if self.all.pop(number, None) is None:
             return
         if workload.request is not None:
             error = UnknownName(workload.ending or _NOBODY)
@@ -262,91 +230,14 @@ class Workloads:
         now_ns = time.monotonic_ns()
         if workload.device is not None:
             if not freed:
-                self._arenas.close_workload(owner, workload.device, workload.address, workload.lent)
+                self._memory.close_workload(owner, workload.device, workload.address, workload.lent)
             self._event("workload-closed", workload, now_ns)
         self._feed(wk.Closed(now_ns, number))
 
     def poll(self) -> None:
         """Look whether memory for those that wait has become free. To be called periodically."""
-        if self._manager.waiting:
+        if self.manager.waiting:
             self._feed(None)
-
-    # -- queries
-
-    def rows(self, peer: Peer) -> list[dict[str, Any]]:
-        """Return a map for each workload that a peer may see, the oldest first."""
-        now_ns = time.monotonic_ns()
-        managed = (one for one in self._all.values() if may_manage(peer, one.owner.uid))
-        return [self._row(one, now_ns) for one in managed]
-
-    def zones(self) -> list[dict[str, Any]]:
-        """Return a map for each device: its zones, and who has the turn."""
-        devices = []
-        for index in range(len(self._others)):
-            zones, turns = self._manager.zones(index), self._manager.turns(index)
-            devices.append(
-                {
-                    "device": index,
-                    "size_bytes": zones.size,
-                    "persistent_bytes": zones.persistent_bytes,
-                    "temporary_bytes": zones.temporary_bytes,
-                    "workloads": len(zones.regions),
-                    "turn": None if turns.holder is None else workload_name(turns.holder),
-                    "regions": [
-                        {
-                            "workload": workload_name(region.workload),
-                            "start": region.start,
-                            "size_bytes": region.size,
-                            "offset_bytes": region.offset,
-                        }
-                        for region in zones.regions
-                    ],
-                }
-            )
-        return devices
-
-    def _row(self, workload: Workload, now_ns: int) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "id": workload_name(workload.number),
-            "workload": workload.number,
-            "session": workload.owner.number,
-            "user": user_name(workload.owner.uid),
-            "program": workload.owner.program,
-            "pid": workload.owner.peer.pid,
-            "device": workload.device,
-            "state": self._state(workload),
-            "persistent_bytes": workload.need.persistent,
-            "offset_bytes": workload.need.offset,
-            "temporary_bytes": workload.need.temporary,
-            "weight": workload.weight,
-            "iterations": workload.iterations,
-            "turns": workload.turns,
-            "age_s": (now_ns - workload.opened_ns) / 1e9,
-            "waited_s": workload.waited_ns / 1e9,
-            "turn_s": None,
-            "reason": workload.reason,
-        }
-        if workload.device is not None:
-            region = self._manager.zones(workload.device).region(workload.number)
-            assert region is not None
-            row["start"] = region.start
-            row["persistent_bytes"], row["offset_bytes"] = region.size, region.offset
-            turns = self._manager.turns(workload.device)
-            if turns.holder == workload.number:
-                row["turn_s"] = (now_ns - turns.turn_ns) / 1e9
-        return row
-
-    def _state(self, workload: Workload) -> str:
-        if workload.device is None:
-            return "waiting for memory"
-        if workload.ending is not None:
-            return "ending"
-        turns = self._manager.turns(workload.device)
-        if workload.standing:
-            return "alone"
-        if turns.holder == workload.number and turns.phase is not Phase.CLEARING:
-            return str(turns.phase.value)
-        return "waiting for its turn" if workload.number in turns.waiting else "idle"
 
     # -- helpers
 
@@ -356,7 +247,7 @@ class Workloads:
         Raises:
             UnknownName: there is none of that number.
         """
-        workload = self._all.get(number)
+        workload = self.all.get(number)
         if workload is None or workload.owner is not session:
             raise UnknownName(
                 f"the session has no workload {workload_name(number)}; it was closed, or ended by "
@@ -369,7 +260,7 @@ class Workloads:
     def _iterating(self, workload: Workload) -> bool:
         if workload.device is None:
             return False
-        turns = self._manager.turns(workload.device)
+        turns = self.manager.turns(workload.device)
         return turns.holder == workload.number and turns.phase is Phase.ITERATING
 
     def _event(self, what: str, workload: Workload, now_ns: int, *more: tuple[str, Any]) -> None:
@@ -393,7 +284,7 @@ class Workloads:
         try:
             self._note_memory()
             while self._events:
-                for command in self._manager.handle(self._events.pop(0)):
+                for command in self.manager.handle(self._events.pop(0)):
                     self._handlers[type(command)](command)
         finally:
             self._feeding = False
@@ -401,7 +292,7 @@ class Workloads:
 
     def _note_memory(self) -> None:
         """Tell the manager what ordinary arrays use now, before what it was told to handle."""
-        others = tuple(self._arenas.other_bytes(index) for index in range(len(self._others)))
+        others = tuple(self._memory.other_bytes(index) for index in range(len(self._others)))
         if others != self._others:
             self._others = others
             self._events.insert(0, wk.MemoryChanged(time.monotonic_ns(), others))
@@ -410,7 +301,7 @@ class Workloads:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at_ns = self._manager.timer_ns()
+        at_ns = self.manager.timer_ns()
         if at_ns is not None:
             delay_s = max(0.0, (at_ns - time.monotonic_ns()) / 1e9)
             self._timer = self._loop.call_later(delay_s, self._tick)
@@ -422,17 +313,17 @@ class Workloads:
     # -- commands
 
     def _admit(self, command: wk.Admit) -> None:
-        workload = self._all[command.workload]
+        workload = self.all[command.workload]
         owner, region = workload.owner, command.region
         request, workload.request = workload.request, None
         assert request is not None
         sizes = region.size + region.offset, command.temporary
         try:
-            address, lent, arena = self._arenas.open_workload(
+            address, lent, arena = self._memory.open_workload(
                 owner.number, owner.uid, command.device, region.start, sizes
             )
         except GpudError as error:
-            del self._all[command.workload]
+            del self.all[command.workload]
             self._events.append(wk.Closed(time.monotonic_ns(), command.workload))
             owner.fail(request, error)
             return
@@ -457,13 +348,13 @@ class Workloads:
         self._event("workload-opened", workload, time.monotonic_ns(), ("reason", command.reason))
 
     def _refuse(self, command: wk.Refuse) -> None:
-        workload = self._all.pop(command.workload)
+        workload = self.all.pop(command.workload)
         assert workload.request is not None
         error = OutOfMemory(command.needed_bytes, command.most_bytes, limit="zones")
         workload.owner.fail(workload.request, error)
 
     def _grant(self, command: wk.Grant) -> None:
-        workload = self._all[command.workload]
+        workload = self.all[command.workload]
         request, workload.request = workload.request, None
         assert request is not None
         assert workload.device is not None
@@ -472,45 +363,45 @@ class Workloads:
         if command.begins_turn:
             workload.turns += 1
             if workload.lent is not None:
-                self._arenas.begin_turn(workload.owner.number, workload.device, workload.lent[0])
+                self._memory.begin_turn(workload.owner.number, workload.device, workload.lent)
         workload.standing = command.standing
         answer = {"new": command.begins_turn, "standing": command.standing}
         workload.owner.send(wm.Answer(request, answer))
 
     def _recall(self, command: wk.Recall) -> None:
-        workload = self._all[command.workload]
+        workload = self.all[command.workload]
         workload.standing = False
         workload.owner.send(wm.TurnRecalled(workload.number))
 
     def _clear(self, command: wk.Clear) -> None:
-        workload = self._all[command.workload]
+        workload = self.all[command.workload]
         assert workload.device is not None
         cleared = partial(self._cleared, workload)
         if workload.lent is None:
             cleared()
         else:
             owner = workload.owner.number
-            self._arenas.clear_temporary(owner, workload.device, workload.lent, cleared)
+            self._memory.clear_temporary(owner, workload.device, workload.lent, cleared)
 
     def _cleared(self, workload: Workload) -> None:
-        if workload.number in self._all:
+        if workload.number in self.all:
             self._feed(wk.Cleared(time.monotonic_ns(), workload.number))
 
     def _grown(self, number: int, size: int) -> None:
-        workload = self._all[number]
+        workload = self.all[number]
         request, workload.request = workload.request, None
         assert request is not None
         workload.owner.reply(request, size, None)
 
     def _refuse_growth(self, command: wk.RefuseGrowth) -> None:
-        workload = self._all[command.workload]
+        workload = self.all[command.workload]
         request, workload.request = workload.request, None
         assert request is not None
         error = OutOfMemory(command.asked_bytes, command.most_bytes, limit="offset")
         workload.owner.fail(request, error)
 
     def _overstay(self, command: wk.Overstay) -> None:
-        workload = self._all[command.workload]
+        workload = self.all[command.workload]
         now_ns = time.monotonic_ns()
         for_s = (now_ns - command.began_ns) / 1e9
         _LOG.warning(
@@ -521,8 +412,3 @@ class Workloads:
         self._event(
             "workload-overstays", workload, now_ns, ("for_s", for_s), ("waiting", command.waiting)
         )
-
-
-def workload_name(number: int) -> str:
-    """Return a workload's name for people, such as ``w3``."""
-    return f"w{number}"

@@ -1,0 +1,102 @@
+"""Rows about workloads, and about the zones of devices."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpud.core.workloads.turns import Phase
+from gpud.server.state.access import Peer, may_manage, user_name
+from gpud.server.state.workload import Workload, workload_name
+from gpud.server.state.workloads import Workloads
+
+__all__ = ["WorkloadRows"]
+
+
+class WorkloadRows:
+    """Makes rows about workloads.
+
+    Args:
+        workloads: all of them.
+    """
+
+    def __init__(self, workloads: Workloads) -> None:
+        self._workloads = workloads
+
+    def rows(self, peer: Peer) -> list[dict[str, Any]]:
+        """Return a map for each workload that a peer may see, the oldest first."""
+        now_ns = time.monotonic_ns()
+        managed = (one for one in self._workloads.all.values() if may_manage(peer, one.owner.uid))
+        return [self._row(one, now_ns) for one in managed]
+
+    def zones(self) -> list[dict[str, Any]]:
+        """Return a map for each device: its zones, and who has the turn."""
+        devices = []
+        for index in range(self._workloads.devices):
+            zones, turns = (
+                self._workloads.manager.zones(index),
+                self._workloads.manager.turns(index),
+            )
+            devices.append(
+                {
+                    "device": index,
+                    "size_bytes": zones.size,
+                    "persistent_bytes": zones.persistent_bytes,
+                    "temporary_bytes": zones.temporary_bytes,
+                    "workloads": len(zones.regions),
+                    "turn": None if turns.holder is None else workload_name(turns.holder),
+                    "regions": [
+                        {
+                            "workload": workload_name(region.workload),
+                            "start": region.start,
+                            "size_bytes": region.size,
+                            "offset_bytes": region.offset,
+                        }
+                        for region in zones.regions
+                    ],
+                }
+            )
+        return devices
+
+    def _row(self, workload: Workload, now_ns: int) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "id": workload_name(workload.number),
+            "workload": workload.number,
+            "session": workload.owner.number,
+            "user": user_name(workload.owner.uid),
+            "program": workload.owner.program,
+            "pid": workload.owner.peer.pid,
+            "device": workload.device,
+            "state": self._state(workload),
+            "persistent_bytes": workload.need.persistent,
+            "offset_bytes": workload.need.offset,
+            "temporary_bytes": workload.need.temporary,
+            "weight": workload.weight,
+            "iterations": workload.iterations,
+            "turns": workload.turns,
+            "age_s": (now_ns - workload.opened_ns) / 1e9,
+            "waited_s": workload.waited_ns / 1e9,
+            "turn_s": None,
+            "reason": workload.reason,
+        }
+        if workload.device is not None:
+            region = self._workloads.manager.zones(workload.device).region(workload.number)
+            assert region is not None
+            row["start"] = region.start
+            row["persistent_bytes"], row["offset_bytes"] = region.size, region.offset
+            turns = self._workloads.manager.turns(workload.device)
+            if turns.holder == workload.number:
+                row["turn_s"] = (now_ns - turns.turn_ns) / 1e9
+        return row
+
+    def _state(self, workload: Workload) -> str:
+        if workload.device is None:
+            return "waiting for memory"
+        if workload.ending is not None:
+            return "ending"
+        turns = self._workloads.manager.turns(workload.device)
+        if workload.standing:
+            return "alone"
+        if turns.holder == workload.number and turns.phase is not Phase.CLEARING:
+            return str(turns.phase.value)
+        return "waiting for its turn" if workload.number in turns.waiting else "idle"

@@ -1,0 +1,112 @@
+"""The memory of workloads in the sessions' arenas, where these lie in the sessions' files.
+
+A workload has a region for what persists, which is an array that the client cannot free, and
+addresses for temporary memory. These are lent: the ledger counts temporary memory once for the
+device, as the zone that all of its workloads use in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpud.core.memory.allocator import Arena
+from gpud.core.memory.ledger import FreeRange
+from gpud.errors import GpudError, InvalidArgument
+from gpud.server.state.arenas import Arenas
+from gpud.units import Address, SessionId
+
+__all__ = ["Lent", "WorkloadMemory"]
+
+Lent = tuple[int, int]
+"""Address and bytes of a workload's temporary memory."""
+
+
+class WorkloadMemory:
+    """The memory of all workloads.
+
+    Args:
+        arenas: the memory of sessions' arrays.
+    """
+
+    def __init__(self, arenas: Arenas) -> None:
+        self._arenas = arenas
+
+    def open_workload(
+        self, session: SessionId, user: int, device: int, position: int, sizes: tuple[int, int]
+    ) -> tuple[Address, Address | None, Arena | None]:
+        """Allocate a workload's memory: what persists, and addresses for what is temporary.
+
+        Args:
+            session: whose it is.
+            user: the session's.
+            device: on which.
+            position: of the region in the device's persistent zone: it lies as far from the
+                beginning of the arena, if nothing else does.
+            sizes: bytes of the region with its offset, and of temporary memory, or 0.
+
+        Returns:
+            Both addresses, None for no temporary memory; the arena if the client does not know it.
+
+        Raises:
+            OutOfMemory, UnknownName, LimitExceeded, InternalError: as `Arenas.allocate`.
+        """
+        persistent, temporary = sizes
+        arena = self._arenas.opened(session, user, device)
+        ledger, regions = self._arenas.ledger, self._arenas.regions
+        try:
+            address = ledger.allocate(session, device, persistent, arena.base + position)
+        except InvalidArgument:  # other arrays of the session are there
+            address = ledger.allocate(session, device, persistent)
+        lent = None
+        if temporary:
+            try:
+                lent = ledger.lend(session, device, temporary)
+            except GpudError:
+                ledger.free(session, device, address)
+                raise
+            regions.counted[session, device, lent] = 0
+            regions.idle[session, device, lent] = temporary
+        regions.counted[session, device, address] = persistent
+        return address, lent, self._arenas.unannounced(arena)
+
+    def begin_turn(self, session: SessionId, device: int, lent: Lent) -> None:
+        """Let the session's file hold temporary memory."""
+        del self._arenas.regions.idle[session, device, lent[0]]
+
+    def clear_temporary(
+        self, session: SessionId, device: int, lent: Lent, then: Callable[[], None]
+    ) -> None:
+        """End a turn: free the pages of temporary memory, then call ``then``."""
+        address, size = lent
+        self._arenas.regions.idle[session, device, address] = size
+        self._arenas.free_pages(FreeRange(session, device, Address(address), size))
+        self._arenas.when_zeroed(session, then)
+
+    def close_workload(
+        self, session: SessionId, device: int, address: int, lent: Lent | None
+    ) -> None:
+        """Free a workload's memory, which no job can use any more.
+
+        Args:
+            session: whose it is; it is open.
+            device: on which.
+            address: of the region.
+            lent: the temporary memory; None: it has none.
+        """
+        ledger, regions = self._arenas.ledger, self._arenas.regions
+        del regions.counted[session, device, address]
+        self._arenas.free_pages(ledger.free(session, device, address))
+        if lent is not None:
+            del regions.counted[session, device, lent[0]]
+            regions.idle.pop((session, device, lent[0]), None)
+            self._arenas.free_pages(ledger.end_loan(session, device, lent[0]))
+
+    def set_zone(self, device: int, size: int) -> None:
+        """Count the temporary memory of a device's workloads; see `Ledger.set_zone`."""
+        self._arenas.ledger.set_zone(device, size)
+
+    def other_bytes(self, device: int) -> int:
+        """Return the used bytes of a device without those of workloads."""
+        ledger = self._arenas.ledger
+        workloads = self._arenas.regions.counted_bytes(device) + ledger.zone_bytes(device)
+        return ledger.used_bytes(device) - workloads
