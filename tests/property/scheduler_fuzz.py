@@ -36,6 +36,54 @@ def history(
     return world
 
 
+def lane_history(seed: int, events: int, world: World | None = None) -> World:
+    """One device on which a few lanes wake all the time, beside offline jobs that come and go."""
+    draw = random.Random(seed)
+    world = world or World(Scheduler(random_settings(draw)))
+    world.compares_mixed = False
+    world.device_up(0, 8)
+    session = world.open()
+    while world.events < events:
+        lanes = [job for job, event in world.live.items() if event.lane]
+        others = [job for job in world.live if job not in lanes]
+        chance = draw.random()
+        if world.sms[0] is None:
+            world.revive()
+        elif len(lanes) < 3:
+            kind = draw.choice(("reservation", "reservation", "quota"))
+            world.open_lane(session, 0, **{kind: draw.choice(SHARES[:8])})
+        elif len(others) < 4 or (chance < 0.02 and len(others) < 8):
+            shape = LaunchShape(draw.choice(OCCUPANCIES), 400, draw.random() < 0.97)
+            share = draw.choice((None, None, Fraction(1), Fraction(3), Fraction(13, 2)))
+            kind = draw.choice(("quota", "quota", "quota", "reservation"))
+            stream = draw.randint(1, 1000)
+            world.submit(session, 0, (shape,), stream=stream, **({kind: share} if share else {}))
+        elif chance < 0.03:
+            world.cancel(draw.choice(others))
+        elif chance < 0.05:
+            resize(world, draw, draw.choice([*lanes, *others]))
+        elif chance < 0.052:
+            world.close_lane(draw.choice(lanes))
+        elif chance < 0.10:
+            world.pass_time(draw.choice((1, 10, 100)))
+        elif chance < 0.11:
+            world.come_to_rest()
+        elif works := world.work[0]:
+            job = draw.choice(list(works))
+            if works[job].lane:
+                lane_step(world, draw, 0, job)
+            elif chance < 0.4:
+                world.carry_out(0, job)
+            elif chance < 0.55:
+                world.leave(0, job, draw.randint(1, 8))
+            elif chance < 0.6:
+                world.run(0, job, draw.randint(1, 40))
+            else:
+                world.deliver(0)
+    world.finish()
+    return world
+
+
 def random_settings(draw: random.Random) -> Settings:
     return Settings(
         offline_floor=draw.choice((0, 0, 0, Fraction(1, 2), Fraction(1), "25%")),

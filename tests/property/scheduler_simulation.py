@@ -180,6 +180,7 @@ class World:
     def __init__(self, scheduler: Scheduler | None = None, lanes: float = 0.15) -> None:
         self.scheduler = scheduler or Scheduler(Settings())
         self.lanes = lanes
+        self.compares_mixed = True  # see `_check_fair`
         self.settings = self.scheduler.settings
         self.now_ns = 0
         self.sms: dict[int, int | None] = {}  # None: its host is down
@@ -792,8 +793,9 @@ class World:
         """Checks that the scheduler, which has just decided that nobody gives, is right.
 
         Of each two jobs with slices of one size: not that the one could give the other a slice, and
-        would still be above it. Beside larger slices, the fine ones of lanes are not compared: what
-        one lane could give another is handed out together with these.
+        would still be above it. Where slices have many sizes all is handed out anew, and one job's
+        coarse slice can hide another's fine one: the fine ones of lanes are not compared there, and
+        without ``compares_mixed`` none are.
         """
         settled_ns = self.now_ns - self.settings.rebalance_hold_ns
         for device in devices:
@@ -827,7 +829,7 @@ class World:
                 for taker in takers:
                     if giver.slice != taker.slice or giver is taker:
                         continue
-                    if mixed and (giver.lane or taker.lane):
+                    if mixed and (giver.lane or taker.lane or not self.compares_mixed):
                         continue
                     left = Fraction(giver.lead + (giver.slices - 1) * giver.slice, giver.weight)
                     gets = Fraction(taker.lead + (taker.slices + 1) * taker.slice, taker.weight)
@@ -951,7 +953,7 @@ class World:
         for device in list(self.paused):
             self.resume(device)
         for _ in range(100_000):
-            self._revive()
+            self.revive()
             self.come_to_rest()
             if not self.live:
                 break
@@ -968,7 +970,7 @@ class World:
                         self.run(device, job, 10**6)
                         moved = moved or not work.stuck
                 moved = self.deliver(device) or moved
-            if not moved and not self._revive():
+            if not moved and not self.revive():
                 if self.timer_ns is None:
                     raise Broken("awake", f"{len(self.live)} jobs are left, and nothing happens")
                 self.pass_time(max(1, self.timer_ns - self.now_ns))
@@ -976,7 +978,7 @@ class World:
             raise Broken("awake", "the jobs never end")
         self.check_equal_logs()
 
-    def _revive(self) -> bool:
+    def revive(self) -> bool:
         """Every device that is down comes up; whether there was one."""
         down = [device for device, sms in self.sms.items() if sms is None]
         for device in down:

@@ -38,7 +38,13 @@ from gpud.core.scheduler import Scheduler, Settings
 from gpud.core.timers import Timer
 from gpud.core.wait_reasons import waiting_reason
 from gpud.units import JobId
-from tests.property.scheduler_fuzz import OCCUPANCIES, SHARES, history, random_settings
+from tests.property.scheduler_fuzz import (
+    OCCUPANCIES,
+    SHARES,
+    history,
+    lane_history,
+    random_settings,
+)
 from tests.property.scheduler_simulation import CHECKS, Broken, World
 
 ROOT = Path(__file__).parents[2]
@@ -286,6 +292,13 @@ def test_long_histories_keep_every_property(seed: int) -> None:
     world = history(seed, 1500)
     assert len(world.ended) > 200
     assert {"done", "failed", "cancelled"} <= set(world.ended.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lanes_that_wake_all_the_time_keep_every_property(seed: int) -> None:
+    world = lane_history(seed, 2500)
+    booked = [c.booked for c in world.all_commands if isinstance(c, out.ResizeJob) and c.booked]
+    assert len(booked) > 40
 
 
 @pytest.mark.parametrize("policy", ["arrival", "fifo", "equal"])

@@ -1,0 +1,113 @@
+"""Watches one lane: lends its share while nothing comes, and takes it back when something does.
+
+Problem: native code runs a lane's launches, and must do so without a look at a clock; yet somebody
+has to notice that nothing has come for a while, and be there when the next launch does, though the
+lane has no block on any SM then.
+
+Approach: a thread for each lane. While the lane is in use it looks at it once in every hold time.
+If nothing has run in it since the last look, the lane gives up its blocks, and the thread itself
+sleeps on the word that the client's next launch changes. When it does, the thread carries out the
+take-back plan and lets the lane have its blocks back, which start as room comes free.
+
+Properties:
+* a lane is lent only after it was idle for the hold time, at most twice that;
+* a launch that comes while the lane is being lent is run: the lane is looked at again after it has
+  given up its blocks;
+* the front hears of each wake after the launch may begin, and not before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from gpud.device.host.lending import Lending
+
+__all__ = ["LaneWatch", "LendableLane"]
+
+
+class LendableLane(Protocol):
+    """What is watched of a lane."""
+
+    def activity(self) -> int | None:
+        """Return a number that changes with each launch; None while one runs or is to run."""
+
+    def lend(self) -> None:
+        """Give up all blocks, and keep the slices."""
+
+    def wait_for_record(self) -> None:
+        """Sleep until a record is there, or `interrupt` was called; on a lane that lends."""
+
+    def take_up(self) -> None:
+        """Have blocks again, as many as its slices are for."""
+
+    def interrupt(self) -> None:
+        """End `wait_for_record`, now or the next time."""
+
+
+class LaneWatch:
+    """Watches one lane of a device host.
+
+    Args:
+        number: the lane's number as a job.
+        lane: the lane.
+        lending: carries out plans, and reports.
+        hold_s: how long nothing must have come before the lane lends its share.
+        lost: called with an exception that nobody expects.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        lane: LendableLane,
+        lending: Lending,
+        hold_s: float,
+        lost: Callable[[BaseException], None],
+    ) -> None:
+        self._number = number
+        self._lane = lane
+        self._lending = lending
+        self._hold_s = hold_s
+        self._lost = lost
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"lane{number}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, without waiting for it: the lane has ended. From any thread."""
+        self._stopped.set()
+        self._lane.interrupt()
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # noqa: BLE001 - the lane would never wake again
+            self._lost(error)
+        finally:
+            self._lending.forget(self._number)
+
+    def _watch(self) -> None:
+        before = None
+        while not self._stopped.wait(self._hold_s):
+            now = self._lane.activity()
+            if now is None or now != before:
+                before = now
+                continue
+            self._lend()
+            before = None
+
+    def _lend(self) -> None:
+        lane, lending = self._lane, self._lending
+        lane.lend()
+        lending.idle(self._number)
+        lane.wait_for_record()
+        if self._stopped.is_set():
+            return
+        taken = lending.take_back(self._number)
+        lane.take_up()
+        assert taken is not None, "it was reported idle"
+        lending.report(self._number, taken)
