@@ -247,6 +247,10 @@ _CONTROL_HEAD = """
 _REFUSED_HEAD = """
 ## Refused
 
+Fetches from texture and surface objects (`tex`, `suld`, `sust`, `txq` in one to three dimensions)
+are not in this list of what reaches the device: the compiler makes calls of them before, for every
+device. What it does not know of them is refused for every device, too.
+
 A kernel with `.reqnctapercluster` (`__cluster_dims__`) of several blocks is refused as well, with
 the directive and its line; so are the instructions below.
 

@@ -92,6 +92,8 @@ class ArrayBase(Displayed):
         self._exported: _Allocation | MemoryPart | None = None
         self._users = PendingJobs()
         self._gone = "the array was freed"
+        self._described: ArrayBase | None = None
+        """The array that this one describes, if it is a texture."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from gpud_client.launch.shares import Amounts
 from gpud_client.launch.streams import Stream
 from gpud_client.launch.submission import as_ns, listed, submit_launches
 from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
+from gpud_client.textures import describe
 from gpud_client.workloads import OFFSET, WorkloadBase, open_workload
 
 __all__ = ["SessionBase"]
@@ -173,6 +174,64 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
     ) -> Operation[ArrayT]:
         """Make an array with unspecified values; see `zeros`."""
         return (yield from self._new(shape, dtype, device))
+
+    @operation
+    def texture(
+        self,
+        array: ArrayT,
+        *,
+        channels: int = 1,
+        filtering: str = "point",
+        mode: str | Sequence[str] = "clamp",
+        normalized: bool = False,
+        read: str = "element",
+        border: Sequence[float] = (0, 0, 0, 0),
+    ) -> Operation[ArrayT]:
+        """Make a texture over an array, for a kernel's ``cudaTextureObject_t``.
+
+        It is read by ``tex1Dfetch``, ``tex1D``, ``tex2D`` and ``tex3D``, and, passed for a
+        ``cudaSurfaceObject_t``, read and written by ``surf1Dread``, ``surf2Dwrite`` and the like.
+        Values that are written to the array are seen by kernels that start later. On every device
+        gpud does in software what a texture unit does: a fetch costs several loads.
+
+        Args:
+            array: The elements: integers of 8, 16 or 32 bits, float16 or float32. Its shape is
+                ``(width,)``, ``(height, width)`` or ``(depth, height, width)``.
+            channels: 2 or 4 for elements such as ``float4``; they are then the last axis.
+            filtering: ``"point"``: the element at a coordinate; ``"linear"``: interpolate between
+                the nearest, with weights of 8 bits, as GPUs do.
+            mode: Outside of the array: ``"clamp"``, ``"border"``, or with ``normalized``
+                ``"wrap"`` or ``"mirror"``; or one for each dimension, x first.
+            normalized: Whether coordinates go from 0 to 1 instead of to the extents.
+            read: ``"normalized"``: integers of 8 or 16 bits become floats from 0 or -1 to 1.
+            border: The values outside, with the mode ``"border"``.
+
+        Returns:
+            An array with the description of the texture, to be passed to kernels; it keeps
+            ``array`` alive.
+
+        Raises:
+            OutOfMemory: There is not enough memory for the description, of 64 bytes.
+            TypeError: ``array`` is none, or has other elements.
+            ValueError: The array was freed, or the arguments do not fit together.
+        """
+        if not isinstance(array, ArrayBase):
+            raise TypeError(f"a texture is made over an Array, not a {type(array).__name__}")
+        words = describe(
+            array.ptr,
+            array.shape,
+            array.dtype,
+            channels=channels,
+            filtering=filtering,
+            mode=mode,
+            normalized=normalized,
+            read=read,
+            border=border,
+        )
+        made = yield from allocate(self, self._array_class, array.device, words.shape, words.dtype)
+        yield from made._put(words)
+        made._described = array
+        return made
 
     @operation
     def workload(

@@ -45,6 +45,7 @@ from gpud.compiler.forms.rules import PROGRESS
 from gpud.compiler.kernel_names import is_mangled, is_plain, plain_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
+from gpud.compiler.passes.runtime.textures import pass_textures
 from gpud.compiler.passes.safety.bounds_checks import uncheckable
 from gpud.compiler.passes.safety.kill import may_run_long
 from gpud.compiler.program import (
@@ -264,6 +265,7 @@ class Compilation:
             module = replace(module, version=NEWEST_VERSION)
         if self.request.is_ptx and self.request.sm is not None:
             check_target(module, self.request.sm)
+        module = pass_textures(module)
         self._dump_module("parse", module)
         return module
 

@@ -157,7 +157,7 @@ class KernelNotFound(CompileError, LookupError):
 REJECTIONS: Mapping[str, str] = {
     "unresolved-external": "calls a function that the program does not define, such as a "
     "device-side launch",
-    "texture": "uses textures, samplers or surfaces",
+    "texture": "uses layered or cube textures, gathers, samplers, or references to them",
     "tensor-core": "uses tensor-core instructions, which this device does not run",
     "target-too-new": "is written for a newer architecture than the device's",
     "unsupported-instruction": "uses an instruction that this device does not run",

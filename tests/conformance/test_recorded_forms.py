@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpud.compiler.forms.classifier import Form, classify
 from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.passes.runtime.textures import pass_textures
 from gpud.compiler.ptx.parser import parse
 from tests.conformance.runner import headers_installed, source_of
 from tests.conformance.suite import CASES
@@ -28,7 +29,7 @@ def forms() -> dict[str, Form]:
     for case in CASES:
         if case.headers and not headers_installed():
             continue
-        module = flatten_module(parse(source_of(case.name).ptx))
+        module = flatten_module(pass_textures(parse(source_of(case.name).ptx)))
         for entry in module.entries():
             decision = classify(module, entry, progress=case.progress)
             found[f"{case.name}/{entry}"] = decision.form

@@ -307,6 +307,37 @@ def _bulk_copies() -> Iterator[Attack]:
     yield Attack("bulk store of a length set elsewhere", program(body), 1 << 24, ILLEGAL)
 
 
+def _textures() -> Iterator[Attack]:
+    """Handles that are none, and descriptions that a program wrote itself."""
+    fetch = "tex.2d.v4.u32.f32 {{%r8, %r9, %r10, %r11}}, [{0}, {{%f1, %f1}}];"
+    fetch += "st.global.u32 [%rd1+8], %r8;"
+    read = "suld.b.2d.b32.trap {{%r8}}, [{0}, {{%r4, %r4}}];"
+    write = "sust.b.2d.b32.zero [{0}, {{%r4, %r4}}], {{%r4}};"
+    query = "txq.width.b32 %r8, [{0}]; st.global.u32 [%rd1+8], %r8;"
+    start = ".reg .f32 %f1; mov.f32 %f1, 0f3F800000; mov.b32 %r4, 4;"
+    for name, access in (("tex", fetch), ("suld", read), ("sust", write), ("txq", query)):
+        for value in ("neighbour", "host", 0, "end"):
+            body = start + access.format("%rd2")
+            yield Attack(f"{name} by a handle at {value}", program(body), value, ILLEGAL)
+        if name == "txq":
+            continue
+        body = start + access.format("%rd1")
+        yield Attack(f"{name} by an array", program(body), 0, ILLEGAL)
+        # 64 bytes that look like the real ones: width, height, depth, data, row, slice.
+        forged = "mov.u32 %r5, 1953853543; mov.u32 %r6, 4096; mov.u32 %r7, 64;"
+        forged += "st.global.v4.u32 [%rd1+64], {%r5, %r6, %r7, %r7};"
+        forged += "st.global.u32 [%rd1+80], 1; st.global.u64 [%rd1+88], %rd2;"
+        forged += "st.global.u64 [%rd1+96], 64; st.global.u64 [%rd1+104], 4096;"
+        forged += "add.s64 %rd3, %rd1, 64;"
+        for value in ("neighbour", "host", 0, "end"):
+            body = forged + start + access.format("%rd3")
+            what = f"{name} by a description of {value}"
+            yield Attack(what, program(body), value, ILLEGAL)
+    top = ".func gpud_texture_element (.param .b64 a) { ret; }\n"
+    source = program(start + fetch.format("%rd2"), top)
+    yield Attack("a function of textures", source, 0, REFUSED, "a name that gpud uses")
+
+
 def _parameters() -> Iterator[Attack]:
     """The last, hidden parameter points to what the loop around the kernel follows."""
     for offset in (8, 16, 4096, -4096, 1 << 20):
@@ -474,8 +505,8 @@ def _harmless() -> Iterator[Attack]:
 
 
 ATTACKS = (
-    *_printing(), *_names(), *_spaces(), *_matrices(), *_bulk_copies(), *_parameters(),
-    *_functions(), *_changing(), *_heap(), *_sizes(), *_harmless(),
+    *_printing(), *_names(), *_spaces(), *_matrices(), *_bulk_copies(), *_textures(),
+    *_parameters(), *_functions(), *_changing(), *_heap(), *_sizes(), *_harmless(),
 )  # fmt: skip
 GROUPS = 8
 

@@ -176,10 +176,12 @@ def _launches(name: str) -> bool:
 def _texture(case: Case) -> Reason | None:
     ins = case.first(TEXTURE | SURFACE)
     if ins is not None:
-        return reason("texture", "uses a texture or a surface", ins)
+        text = "uses a texture or a surface in a way that gpud has no code for"
+        return reason("texture", text, ins)
     kinds = ("texref", "surfref", "samplerref")
     if any(p.type.lstrip(".") in kinds for p in case.function.parameters):
-        return reason("texture", "takes a texture, surface or sampler as a parameter")
+        text = "takes a texture, surface or sampler reference as a parameter: pass an object"
+        return reason("texture", text)
     return None
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from .case import Args, Rng
 from .cases import Cases
 
 CASES = Cases()
 
-Args = list[Any]
-Rng = np.random.Generator
 
 # -- cuda::memcpy_async with a cuda::barrier: on sm_90 one thread copies in bulk ------------------
 

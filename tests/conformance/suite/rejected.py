@@ -18,11 +18,12 @@ CASES = Cases()
 
 
 _TEXTURE_BODY = """
-    .reg .f32 %a, %b, %c, %d, %x, %y; .reg .b64 %p, %t;
+    .reg .f32 %a, %b, %c, %d, %x, %y; .reg .b32 %v; .reg .b64 %p, %t;
     ld.param.u64 %t, [image];
+    mov.b32 %v, 1;
     mov.f32 %x, 0f3F000000;
     mov.f32 %y, %x;
-    tex.2d.v4.f32.f32 {%a, %b, %c, %d}, [%t, {%x, %y}];
+    tex.a2d.v4.f32.f32 {%a, %b, %c, %d}, [%t, {%v, %x, %y, %y}];
     mad.wide.u32 %p, %i, 4, %out;
     st.global.f32 [%p], %a;
     ret;
@@ -32,7 +33,7 @@ _SURFACE_BODY = """
     ld.param.u64 %t, [image];
     mov.b32 %x, 0;
     mov.b32 %v, 7;
-    sust.b.2d.b32.trap [%t, {%x, %x}], {%v};
+    sured.b.add.2d.u32.trap [%t, {%x, %x}], %v;
     ret;
 """
 _WGMMA_BODY = """
@@ -105,9 +106,11 @@ def _refuse(
 
 
 _EXTERNAL = ".extern .func (.param .b32 r) somewhere_else();"
+# Textures with layers, and atomic operations on surfaces.
 _refuse("reads_texture", kernel("reads_texture", ("u64 image", "u64 out"), _TEXTURE_BODY), (1, 64),
         "texture")  # fmt: skip
-_refuse("writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,), "texture")
+_refuse("writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,),
+        "texture")  # fmt: skip
 # Refused by devices without asynchronous tensor cores only.
 _refuse("matrix_unit", kernel("matrix_unit", ("u64 out",), _WGMMA_BODY, arch="compute_90a"), (1,),
         "tensor-core", "persistent", "compute_90a")  # fmt: skip

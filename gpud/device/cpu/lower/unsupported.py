@@ -11,7 +11,10 @@ from gpud.errors import KernelRejected
 __all__ = ["unsupported_error"]
 
 _TENSOR = ("tensor-core", "tensor-core instructions with asynchronous operands run on a GPU only")
-_TEXTURE = ("texture", "textures and surfaces are not available on the CPU device")
+_TEXTURE = (
+    "texture",
+    "what the compiler does not make loads of: layers, cubes, gathers, samplers, references",
+)
 _CLUSTER = ("unsupported-instruction", "the CPU device has no thread block clusters")
 _TENSOR_MAP = (
     "unsupported-instruction",
