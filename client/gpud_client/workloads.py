@@ -196,7 +196,7 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         self._range = MemoryRange(
             opened.persistent, opened.persistent_bytes, self._core.jobs.keys()
         )
-        self._of_session = self._core.session
+        self._left_behind = False  # by a session that goes on with another daemon
         self._iterations = 0
         self._current: TurnBase[Any] | None = None
         self._user: object = None
@@ -240,12 +240,7 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
     @property
     def closed(self) -> bool:
         """Whether it was closed, or has ended with its session."""
-        return self._closed or self._core.lost is not None or self._moved
-
-    @property
-    def _moved(self) -> bool:
-        """Whether the session goes on with another daemon, which does not know the workload."""
-        return bool(self._core.session != self._of_session)
+        return self._closed or self._core.lost is not None or self._left_behind
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"iteration {self._iterations}"
@@ -309,7 +304,7 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
             raise ValueError(_CLOSED)
         if self._core.lost is not None:
             raise ConnectionLost(f"{self._core.lost}; the workload's memory is gone")
-        if self._moved:
+        if self._left_behind:
             raise UnknownName(
                 f"workload {self.id} has ended with its daemon, and what it kept is gone: open "
                 "another one, and write its arrays again"
@@ -339,6 +334,14 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
                         "would wait for itself: leave that first"
                     )
             self._current, self._user = turn, caller
+
+    def _lose(self) -> None:
+        """End, as the daemon has; what the arrays held is gone with it."""
+        self._left_behind = True
+        self._standing = False
+        turn = self._current
+        for array in [*self._arrays, *(() if turn is None else turn._arrays)]:
+            array._withdraw(f"the array was of workload {self.id}, which has ended with its daemon")
 
     # -- a standing turn: while the workload is alone on its device, the daemon need not be asked
 

@@ -83,6 +83,27 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def test_a_workload_ends_with_its_daemon_and_says_so(daemon: Daemon) -> None:
+    with gc.connect(daemon.path, reconnect=True) as gpu:
+        work = gpu.workload("1MiB", "1MiB")
+        kept = work.zeros(4)
+        with work.iteration() as turn:
+            scratch = turn.zeros(4)
+            daemon.kill()
+            daemon.start()
+            gpu.zeros(1)  # waits for the next daemon
+            for array in (kept, scratch):
+                with pytest.raises(ValueError, match="ended with its daemon"):
+                    array.get()
+        with pytest.raises(gc.UnknownName, match="open another one"):
+            work.zeros(4)
+        with pytest.raises(gc.UnknownName, match="open another one"):
+            work.iteration().__enter__()
+        work.close()
+        with gpu.workload("1MiB", "1MiB") as again, again.iteration() as turn:
+            assert turn.zeros(4).get().tolist() == [0.0] * 4
+
+
 def test_everything_goes_on_after_a_kill(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     n = 5000
     with gc.connect(daemon.path, reconnect=True) as gpu:

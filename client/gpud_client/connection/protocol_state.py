@@ -301,7 +301,9 @@ class ProtocolState:
         for request in list(self.requests.values()):
             request.settle(None, again)
         self.requests.clear()
-        self.workloads.clear()  # the next daemon does not know them
+        for workload in list(self.workloads.values()):  # the next daemon does not know them
+            workload._lose()
+        self.workloads.clear()
         self._drop_descriptors()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body = None
