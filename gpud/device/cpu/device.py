@@ -25,6 +25,7 @@ from gpud.device.cpu.occupancy import SM_LIMITS, DeviceLimits
 from gpud.device.cpu.program.compile_request import KernelCompiler
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
+from gpud.device.cpu.scheduling.lane import CPULane, LaneObserver
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.cpu.scheduling.sequence import CPUSequence
@@ -171,6 +172,12 @@ class CPUDevice:
             if exclusive:
                 self.scheduler.assign_partition(run)
         return run
+
+    def open_lane(
+        self, descriptor: int, occupancy: int, priority: int, observer: LaneObserver
+    ) -> CPULane:
+        """Open a lane whose ring is in a file, without slices; see `CPULane`."""
+        return CPULane(self.scheduler, self._limits, descriptor, occupancy, priority, observer)
 
     def close(self) -> None:
         """End the SM threads. Launches that still run are dropped."""

@@ -1,12 +1,13 @@
 """The layout of the records in memory that Python and the native SM loop share.
 
-Five kinds, all little-endian and naturally aligned.
+Six kinds, all little-endian and naturally aligned.
 
 * `SM`: one for each virtual SM: its slots, the persistent blocks to add, those that have left.
 * `RUN`: one for each run: the current launch, the run's slices, whether it must stop; then its
   `SHARE` of each SM, then the launches' records, then their parameters.
 * `LAUNCH`: one for each launch of the sequence: the job record that the kernel reads
   (`gpud.compiler.abi.control_words`), and what a persistent block needs to run this launch.
+* `LANE`: one for each lane: what was read of its ring, and the launch that runs.
 * `BLOCK`: one for each resident block, `BLOCK_BYTES` in front of the block's header: its current
   launch, and the control words that the kernel reads.
 
@@ -24,6 +25,10 @@ __all__ = [
     "BLOCK",
     "BLOCK_BYTES",
     "CONTROL",
+    "LANE",
+    "LANE_BYTES",
+    "LANE_COPY",
+    "LANE_LAUNCHES",
     "LAUNCH",
     "LAUNCH_BYTES",
     "MAX_SLOTS",
@@ -42,6 +47,7 @@ __all__ = [
     "BlockState",
     "ClaimMode",
     "ExitReason",
+    "RingError",
     "launches_at",
 ]
 
@@ -135,6 +141,7 @@ RUN, RUN_BYTES = _fields(
     ("launches_at", "i32"),
     ("kill", "i32"),
     ("watched_bytes", "i32"),
+    ("lane", "ptr"),
 )
 """``first_ns``: when the first block began, on the monotonic clock. ``current``: the launch whose
 task blocks may run, of ``launches``. ``occupancy`` is M of the sequence, ``max_occupancy`` the
@@ -142,7 +149,8 @@ largest M of a launch. ``fixed``: blocks that no resize takes away, the most tha
 whole needs.
 ``stop``: no block begins another task block. ``launches_at``: bytes to the first launch's record.
 ``kill``: blocks get no further turn, and those with kill polls end at their next one.
-``watched_bytes``: memory of a block in which changes are looked for, 0 for none."""
+``watched_bytes``: memory of a block in which changes are looked for, 0 for none.
+``lane``: the `LANE` whose launches it runs; 0: it runs its own."""
 
 SHARE, SHARE_BYTES = _fields(
     ("virtual_ns", "i64"),
@@ -168,12 +176,15 @@ LAUNCH, _launch_rest = _fields(
     ("params_at", "i32"),
     ("locals_at", "i32"),
     ("shared_at", "i32"),
+    ("users", "i32"),
+    ("number", "i32"),
 )
-"""``template``: address of the beginning of a block's header; ``params``: bytes from the run's
-record to the launch's parameters, with the hidden one at offset ``control_at``. ``mode``: a
-`ClaimMode`. ``width`` and ``height``: x and y of the grid that the kernel reads. ``params_at``,
-``locals_at``, ``shared_at``: offsets of a block's parameters, local and shared memory from its
-address."""
+"""``users``: in a lane, the blocks that may read or write the record, and in a launch site the size
+of the parameters; ``number``: in a lane, that of the launch. ``template``: address of the beginning
+of a block's header; ``params``: bytes from the run's record to the launch's parameters, with the
+hidden one at offset ``control_at``. ``mode``: a `ClaimMode`. ``width`` and ``height``: x and y of
+the grid that the kernel reads. ``params_at``, ``locals_at``, ``shared_at``: offsets of a block's
+parameters, local and shared memory from its address."""
 
 LAUNCH = {
     **{name: (cw.JOB_BYTES + at, type_) for name, (at, type_) in LAUNCH.items()},
@@ -182,6 +193,62 @@ LAUNCH = {
     "done": (cw.DONE, "i32"),
 }
 LAUNCH_BYTES: Final = cw.JOB_BYTES + _launch_rest
+
+LANE, _lane_head = _fields(
+    ("ring", "ptr"),
+    ("sites", "ptr"),
+    ("sms", "ptr"),
+    ("accepted_ns", "i64"),
+    ("tail", "i32"),
+    ("number", "i32"),
+    ("site_count", "i32"),
+    ("sm_count", "i32"),
+    ("current", "i32"),
+    ("next_launch", "i32"),
+    ("pulling", "i32"),
+    ("retire", "i32"),
+    ("error", "i32"),
+    ("wrong", "i32"),
+    ("printed", "i32"),
+    ("unreported", "i32"),
+    ("skip", "i32"),
+    ("site", "i32"),
+)
+"""``ring``: the memory shared with the client, see `gpud.wire.lane_ring`; ``sites``: a `LAUNCH` for
+each of ``site_count`` launch sites, complete but for the grid; ``sms``: the addresses of all
+``sm_count`` `SM` records. ``tail``: slots that were read; ``number``: of the next launch.
+``current``: the run's `LAUNCH` that may be claimed, `NONE` without one; ``site``: its site;
+``next_launch``: where the next is put. ``pulling``: whether a thread reads the ring. ``retire``:
+nothing more is read, and blocks leave once the present launch is over. ``error``: a `RingError`,
+and ``wrong`` what was read. ``printed``: the present launch has output, so Python reports its end:
+``unreported``. ``skip``: 1 + the number of a launch that is not to begin, 0 without one."""
+
+LANE_COPY: Final = _lane_head
+"""Offset of the copy of the slot that is being checked."""
+
+LANE_BYTES: Final = _lane_head + 128
+
+LANE_LAUNCHES: Final = 8
+"""`LAUNCH` records of a lane's run, used in turn."""
+
+
+class RingError:
+    """What was wrong with a lane's ring."""
+
+    NONE = 0
+    HEAD = 1
+    """More slots are said to be written than there are."""
+    NUMBER = 2
+    """A launch is not numbered one more than the one before."""
+    SITE = 3
+    """There is no such launch site."""
+    SIZE = 4
+    """The size of the parameters is not the kernel's."""
+    GRID = 5
+    """A grid without task blocks, or with too many."""
+    CUT = 6
+    """The slots of a launch are not all there."""
+
 
 BLOCK, _block_rest = _fields(
     ("run", "ptr"),
@@ -198,6 +265,7 @@ BLOCK, _block_rest = _fields(
     ("loaded", "i32"),
     ("state", "i32"),
     ("reason", "i32"),
+    ("number", "i32"),
 )
 """``index``: its number in the run, `NONE` once it is released. ``launch``: its current launch;
 ``loaded``: the launch whose header it has. ``state`` is a `BlockState`, ``reason`` an
@@ -205,7 +273,8 @@ BLOCK, _block_rest = _fields(
 counter when this block last saw it change; ``spent_ns``: how long the block has run since.
 ``polled``: its turns that ended in a polling loop; ``checksum`` of its memory in one of these, and
 whether it was ``found`` again; ``still_ns``: since when it was, each time that was looked, 0 if
-not; ``seen_ns``: when it was last."""
+not; ``seen_ns``: when it was last. ``number``: that of the lane's launch whose
+header it has."""
 
 CONTROL: Final = _block_rest
 """Offset of the launch record that the kernel reads, of one block with index 0."""

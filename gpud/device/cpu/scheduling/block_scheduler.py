@@ -220,7 +220,7 @@ class BlockScheduler:
             for address in addresses:
                 block = self._pool.by_address[address]
                 run = block.run
-                assert type(run) is CPURun
+                assert isinstance(run, CPURun)
                 sm.used -= run.cost
                 sm.blocks -= 1
                 run.block_left(block)

@@ -20,10 +20,13 @@ from gpud.device.cpu.abi.record_access import Record, compare, load, offset, sto
 from gpud.device.cpu.abi.records import SM
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
-__all__ = ["back_off", "define_wake", "wait_for_doorbell"]
+__all__ = ["FUTEX_WAKE", "back_off", "define_wake", "futex", "wait_for_doorbell"]
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
+FUTEX_WAKE = 1
+"""Of a word that other processes share."""
+
 _YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
 """With only polling blocks an SM yields for `_YIELD_NS`; then each nap is the waiting time divided
 by `_NAP_PART`, at most `_NAP_NS`. A poller slows the other hardware thread of its core."""
@@ -63,7 +66,7 @@ def wait_for_doorbell(e: Emitter, sm: Record, timeout: str = "null") -> None:
     """Wait until the doorbell is set or the timeout is over."""
     sm.store("sleeping", 1, "seq_cst")
     e.do(
-        f"call i64 (i64, ...) @syscall(i64 {_futex()}, ptr {sm.at('doorbell')}, "
+        f"call i64 (i64, ...) @syscall(i64 {futex()}, ptr {sm.at('doorbell')}, "
         f"i64 {_FUTEX_WAIT_PRIVATE}, i64 0, ptr {timeout})"
     )
     sm.store("sleeping", 0, "seq_cst")
@@ -77,14 +80,14 @@ def define_wake(ir: IRModule) -> None:
     slept = e.value(f"atomicrmw xchg ptr {sm.at('sleeping')}, i32 0 seq_cst")
     with e.when(compare(e, "ne", "i32", slept, 0)):
         e.do(
-            f"call i64 (i64, ...) @syscall(i64 {_futex()}, ptr {sm.at('doorbell')}, "
+            f"call i64 (i64, ...) @syscall(i64 {futex()}, ptr {sm.at('doorbell')}, "
             f"i64 {_FUTEX_WAKE_PRIVATE}, i64 1)"
         )
     e.end("ret void")
     e.finish()
 
 
-def _futex() -> int:
+def futex() -> int:
     """Return the number of the system call."""
     number = _FUTEX.get(platform.machine())
     if number is None:

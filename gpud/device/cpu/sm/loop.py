@@ -73,7 +73,8 @@ from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELD
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
-from gpud.device.cpu.sm.next_block import LEAVE, START, define_next_block
+from gpud.device.cpu.sm.lane_launches import define_lane_launches, wait_for_records
+from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, define_next_block
 from gpud.device.cpu.sm.stillness import define_watch
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
 
@@ -93,12 +94,14 @@ class NativeLoop(NamedTuple):
         loop: ``(sm) -> GONE | CLOSING | SPINNING``; without the GIL until it has to report.
         add: ``(sm, block, run, index)``: adds a persistent block to an SM. Quick, keeps the GIL.
         wake: ``(sm)``: sets the SM's doorbell.
+        report: ``(lane, began_ns, number, status)``: writes the completion of a lane's launch.
         code: the code, which must live as long as the functions are used.
     """
 
     loop: Any
     add: Any
     wake: Any
+    report: Any
     code: jit.NativeCode
 
 
@@ -111,6 +114,7 @@ def native_loop() -> NativeLoop:
     ir.declare("declare i64 @syscall(i64, ...)")
     ir.metadata("!0", "!0 = !{}")
     define_next_block(ir)
+    define_lane_launches(ir)
     define_may_run_released(ir)
     define_is_ahead(ir)
     define_watch(ir)
@@ -118,7 +122,7 @@ def native_loop() -> NativeLoop:
     _define_loop(ir)
     define_wake(ir)
     _define_add(ir)
-    code = jit.assemble(ir.text(), ("sm_loop", "sm_add", "sm_wake"))
+    code = jit.assemble(ir.text(), ("sm_loop", "sm_add", "sm_wake", "lane_report"))
     address = ctypes.c_void_p
     return NativeLoop(
         code.function("sm_loop", ctypes.CFUNCTYPE(ctypes.c_int32, address)),
@@ -126,6 +130,10 @@ def native_loop() -> NativeLoop:
             "sm_add", ctypes.PYFUNCTYPE(None, address, address, address, ctypes.c_uint32)
         ),
         code.function("sm_wake", ctypes.PYFUNCTYPE(None, address)),
+        code.function(
+            "lane_report",
+            ctypes.PYFUNCTYPE(None, address, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32),
+        ),
         code,
     )
 
@@ -140,13 +148,15 @@ def _define_loop(ir: IRModule) -> None:
     e.do(f"store i64 0, ptr {idle}")
     e.do(f"store i32 0, ptr {at}")
     e.do(f"store i1 false, ptr {busy}")
+    parked = e.alloca("i32", "parked")
+    e.do(f"store i32 0, ptr {parked}")
     with e.loop() as (again, _):
         with e.when(compare(e, "ne", "i32", sm.load("doorbell", "acquire"), 0)):
             _drain_inbox(e, sm)
         end_throttled_turn(e, sm)
         index = e.value(f"load i32, ptr {at}")
         with e.when(compare(e, "uge", "i32", index, sm.load("count"))):
-            _end_round(e, sm, busy, at, idle)
+            _end_round(e, sm, busy, at, idle, parked)
             e.jump(again)
         e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
         slots = offset(e, "%sm", SM_SLOTS)
@@ -184,10 +194,10 @@ def _define_loop(ir: IRModule) -> None:
         e.do(f"store i1 true, ptr {busy}")  # another run's turn is due: do not back off
         e.jump(again)
         e.place(step)
-        _step(e, sm, block, at, busy, again)
+        _step(e, sm, block, at, busy, again, parked)
         e.place(look)
         what = e.value(f"call i32 @next_block(ptr {block}, i1 false)")
-        _apply_next_block(e, what, block, at, busy, again)
+        _apply_next_block(e, what, block, at, busy, again, parked)
     e.end("unreachable")
     e.finish()
 
@@ -213,7 +223,7 @@ def _drain_inbox(e: Emitter, sm: Record) -> None:
         sm.store("inbox_head", e.value(f"add i32 {head}, 1"))
 
 
-def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
+def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, parked: str) -> None:
     """Every block has had its turn."""
     with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
         e.end(f"ret i32 {GONE}")
@@ -232,14 +242,22 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
     e.do(f"store i64 0, ptr {idle}")
     e.jump(over)
     e.place(polled)
+    waits, polls = e.label("waits"), e.label("polls")
+    count = e.value(f"load i32, ptr {parked}")
+    e.branch(compare(e, "eq", "i32", count, sm.load("count")), waits, polls)
+    e.place(waits)
+    wait_for_records(e, sm)
+    e.jump(worked)
+    e.place(polls)
     back_off(e, sm, idle)
     e.jump(over)
     e.place(over)
+    e.do(f"store i32 0, ptr {parked}")
     e.do(f"store i1 false, ptr {busy}")
     e.do(f"store i32 0, ptr {at}")
 
 
-def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) -> None:
+def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str, parked: str) -> None:
     """Run a block for one turn."""
     block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
 
@@ -276,7 +294,7 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     e.place(done)
     _end_block(e, block_record, block, busy)
     what = e.value(f"call i32 @next_block(ptr {block}, i1 true)")
-    _apply_next_block(e, what, block, at, busy, again)
+    _apply_next_block(e, what, block, at, busy, again, parked)
 
 
 def _end_block(e: Emitter, block_record: Record, block: str, busy: str) -> None:
@@ -331,13 +349,18 @@ def _detect_stall(
     e.place(over)
 
 
-def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, again: str) -> None:
+def _apply_next_block(
+    e: Emitter, what: str, block: str, at: str, busy: str, again: str, parked: str
+) -> None:
     """Act on the result of ``@next_block``."""
-    start, leave = e.label("start"), e.label("leave")
+    start, leave, park = e.label("start"), e.label("leave"), e.label("park")
     e.end(
         f"switch i32 {what}, label %{again} "
-        f"[i32 {START}, label %{start} i32 {LEAVE}, label %{leave}]"
+        f"[i32 {START}, label %{start} i32 {LEAVE}, label %{leave} i32 {PARK}, label %{park}]"
     )
+    e.place(park)
+    add(e, parked, 1)
+    e.jump(again)
     e.place(start)
     e.do(f"store i1 true, ptr {busy}")  # the block's first turn is due: do not yield before
     block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
@@ -381,7 +404,7 @@ def _define_add(ir: IRModule) -> None:
     skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {SHARE_BYTES}")
     block_record.store("share", offset(e, shares, skip))
     block_record.store("index", "%index", "monotonic")
-    for name in ("launch", "loaded"):
+    for name in ("launch", "loaded", "number"):
         block_record.store(name, NONE)
     block_record.store("state", BlockState.IDLE)
     block_record.store("reason", ExitReason.OVER)

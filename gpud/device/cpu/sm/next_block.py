@@ -33,13 +33,17 @@ __all__ = [
     "CLOCK_MONOTONIC",
     "CLOCK_THREAD_CPUTIME_ID",
     "LEAVE",
+    "PARK",
     "START",
     "WAIT",
     "define_next_block",
+    "is_active",
+    "leave_if_released",
 ]
 
-START, WAIT, LEAVE = range(3)
-"""What ``@next_block`` returns: start the kernel; there is nothing now; there will be nothing."""
+START, WAIT, LEAVE, PARK = range(4)
+"""What ``@next_block`` returns: start the kernel; there is nothing now; there will be nothing;
+there is nothing before a lane's next record."""
 
 CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID = 1, 3
 """Clocks of ``@clock``, as Linux numbers them."""
@@ -76,6 +80,8 @@ def _define_next_block(ir: IRModule) -> None:
     e = Emitter(ir, "define internal i32 @next_block(ptr %b, i1 %ended) nounwind")
     block_record = block_record_of(e)
     run = run_of(e, block_record)
+    with e.when(compare(e, "ne", "ptr", run.load("lane"), "null")):
+        e.end(f"ret i32 {e.value('call i32 @next_lane_block(ptr %b, i1 %ended)')}")
     with e.when("%ended"):
         _count_and_publish(e, block_record, run)
     with e.loop() as (again, _):
@@ -94,7 +100,7 @@ def _define_next_block(ir: IRModule) -> None:
         e.branch(compare(e, "eq", "i32", following, run.load("launches")), leave, wait)
         e.place(left)
         active = e.label("active")
-        e.branch(_is_active(e, block_record, run, launch), active, wait)
+        e.branch(is_active(e, block_record, run, launch), active, wait)
         e.place(active)
         alone = e.label("alone")
         e.branch(compare(e, "eq", "i32", share_of(e, block_record).load("busy"), 0), alone, wait)
@@ -132,11 +138,8 @@ def _leave_if_told(
     e: Emitter, block_record: Record, run: Record, launch: Record, leave: str
 ) -> None:
     """Go to ``leave`` if the run has stopped, or has no slice for this block any more."""
-    stays, asked, fits = e.label("stays"), e.label("asked"), e.label("fits")
-    stop = compare(e, "ne", "i32", run.load("stop", "monotonic"), 0)
-    released = compare(e, "eq", "i32", block_record.load("index", "monotonic"), NONE)
-    e.branch(e.value(f"or i1 {stop}, {released}"), leave, asked)
-    e.place(asked)
+    stays, fits = e.label("stays"), e.label("fits")
+    leave_if_released(e, block_record, run, leave)
     # A launch in form whole that has begun runs to its end, whatever slices the run has now.
     fixed = compare(e, "ne", "i32", launch.load("fixed"), 0)
     begun = compare(e, "ne", "i32", launch.load("next", "monotonic"), 0)
@@ -148,6 +151,15 @@ def _leave_if_told(
     belongs = e.value(f"and i1 {some}, {e.value(f'or i1 {held}, {within}')}")
     e.branch(belongs, stays, leave)
     e.place(stays)
+
+
+def leave_if_released(e: Emitter, block_record: Record, run: Record, leave: str) -> None:
+    """Go to ``leave`` if the run has stopped, or has released this block."""
+    asked = e.label("asked")
+    stop = compare(e, "ne", "i32", run.load("stop", "monotonic"), 0)
+    released = compare(e, "eq", "i32", block_record.load("index", "monotonic"), NONE)
+    e.branch(e.value(f"or i1 {stop}, {released}"), leave, asked)
+    e.place(asked)
 
 
 def _within(e: Emitter, block_record: Record, run: Record, occupancy: str) -> str:
@@ -166,7 +178,8 @@ def _within(e: Emitter, block_record: Record, run: Record, occupancy: str) -> st
     )
 
 
-def _is_active(e: Emitter, block_record: Record, run: Record, launch: Record) -> str:
+def is_active(e: Emitter, block_record: Record, run: Record, launch: Record) -> str:
+    """Return whether a launch has room for a persistent block."""
     within = _within(e, block_record, run, launch.load("occupancy"))
     return e.value(f"or i1 {within}, {compare(e, 'ne', 'i32', launch.load('fixed'), 0)}")
 
@@ -190,7 +203,7 @@ def _define_begin(ir: IRModule) -> None:
     e.do("fence seq_cst")
     kept = compare(e, "ne", "i32", block_record.load("index", "seq_cst"), NONE)
     goes_on = compare(e, "eq", "i32", run.load("stop", "seq_cst"), 0)
-    active = e.value(f"and i1 {_is_active(e, block_record, run, launch)}, {goes_on}")
+    active = e.value(f"and i1 {is_active(e, block_record, run, launch)}, {goes_on}")
     first = e.label("first")
     e.branch(e.value(f"and i1 {active}, {kept}"), first, again)
     e.place(first)
@@ -232,6 +245,8 @@ def _load_launch(
     params = place("params_at")
     given = offset(e, run.pointer, launch.load("params"))
     copy(params, given, e.value(f"zext i32 {launch.load('params_bytes')} to i64"))
+    with e.when(compare(e, "ne", "ptr", run.load("lane"), "null")):
+        header.store("nctaid_x", launch.load("width"))  # the template is of no grid
     header.store("params", params)
     header.store("shared", place("shared_at"))
     header.store("locals", place("locals_at"))
