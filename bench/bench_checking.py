@@ -70,7 +70,9 @@ def _measure(case: Case, rounds: int) -> float | None:
         arena: Any = CheckingDevice(device)
         calls = {}
         for name, check in (("plain", False), ("checked", True)):
-            program = compile_program(source_of(case.name).ptx, form=form, check=check)
+            program = compile_program(
+                source_of(case.name).ptx, form=form, progress=case.progress, check=check
+            )
             run = LoadedCase(arena, case, form, ptx=program.ptx).start()
 
             def once(run: Run = run) -> None:

@@ -51,6 +51,8 @@ __all__ = [
     "ROW_BYTES",
     "SERIAL",
     "SHADOW_FACTOR",
+    "SPARE",
+    "SPARE_BYTES",
     "STARTS_AT",
     "TABLE_BYTES",
     "TIME",
@@ -69,6 +71,10 @@ its own, as are the next two."""
 NEXT_INTERVAL: Final = 128
 SERIAL: Final = 192
 """The number of the last task block that has begun."""
+
+SPARE: Final = 1024
+"""Where a kernel accesses what it must not: `SPARE_BYTES` that mean nothing."""
+SPARE_BYTES: Final = 256
 
 FINDINGS: Final = 64
 """The most different findings that are kept until the run is over."""

@@ -36,7 +36,9 @@ def assert_nothing_is_found(case: Case, device: Any) -> None:
     if case.headers and not headers_installed():
         pytest.skip("CUDA's headers are not installed")
     form = next(form for form in FORMS if form in case.forms)
-    program = compile_program(source_of(case.name).ptx, form=form, check=True)
+    program = compile_program(
+        source_of(case.name).ptx, form=form, progress=case.progress, check=True
+    )
     run = LoadedCase(device, case, form, ptx=program.ptx).start()
     while run.launches_left:
         job = run.launch()

@@ -280,7 +280,9 @@ def test_what_others_hold_is_said(
     out = capsys.readouterr().out
     assert "others: 2 SMs, 4 KiB of memory on device 0 (root, bob)\n" in out
     assert "others: 1 SM on device 1\n" in out
-    assert ("of yours" in out or "you hold no" in out) == (command != "status"), "nothing is said to be empty that is not"
+    assert ("of yours" in out or "you hold no" in out) == (command != "status"), (
+        "nothing is said to be empty that is not"
+    )
 
 
 def test_top_draws_what_others_hold(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:

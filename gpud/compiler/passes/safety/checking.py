@@ -6,8 +6,9 @@ writes to another array than it should, reads what was never written, or races w
 Approach: the pass only says what the program does, and in which order; what that means is decided
 by code of the device (`gpud.device.cpu.codegen.checking`), which has these functions:
 
-* ``(ok) gpud_check_access (address, origin, how, site)`` before an access to global or generic
-  memory. The access is made only if ``ok`` is not 0. ``origin`` is the pointer from which the
+* ``(place) gpud_check_access (address, origin, how, site)`` before an access to global or generic
+  memory, which is made at ``place``: another address, if this one is wrong. So the access has the
+  guard that it had, and no new way through the program. ``origin`` is the pointer from which the
   address was computed, 0 if it is not known;
 * ``gpud_check_shared (address, how, site)`` before one to shared memory;
 * ``gpud_check_stored (how, site)`` after a store of either;
@@ -66,7 +67,6 @@ from gpud.compiler.passes.safety.access_checks import RegisterWidths
 from gpud.compiler.ptx.model import (
     Address,
     Function,
-    Guard,
     Immediate,
     Instruction,
     Module,
@@ -120,7 +120,7 @@ class _Announcer:
         self._origins = AccessOrigins(function)
         self._tries = _first_tries(function)
         self._made: list[Statement] = []
-        self._counts = {"b64": 0, "b32": 0, "pred": 0}
+        self._counts = {"b64": 0}
 
     def announced(self) -> Function:
         """Return the function with the calls."""
@@ -169,7 +169,8 @@ class _Announcer:
         op = ins.opcode
         if any(op.has(order) for order in _RELEASES):
             self._sync(Sync.RELEASE, ins)
-        strong = STRONG if bits & VOLATILE or id(ins) in self._tries else 0
+        together = bits & VOLATILE or op.has("reduce") or id(ins) in self._tries
+        strong = STRONG if together else 0
         changed, stores = ins, 0
         for access in accesses(ins):
             how = _how(op.base, op.modifiers, access.writes) | strong
@@ -191,7 +192,7 @@ class _Announcer:
     def _global(
         self, ins: Instruction, changed: Instruction, access: Access, how: int
     ) -> Instruction:
-        """Announce an access; return the instruction with the guard that it needs now."""
+        """Announce an access; return the instruction with the address that it has now."""
         address = ins.operands[access.operand]
         if access.size is not None or access.only_if is not None or access.rows > 1:
             return changed
@@ -199,13 +200,10 @@ class _Announcer:
             return changed
         if isinstance(address.base, Symbol):
             return changed  # a variable of the module
-        place = self._place(address, changed)
+        target = self._new("b64")
         origin = self._origins.of(address)
-        okay, holds = self._new("b32"), self._new("pred")
-        if changed.guard is not None:
-            self._do("mov.u32", okay, immediate(0))
         arguments = (
-            place,
+            self._place(address),
             immediate(0) if origin is None else origin,
             immediate(how | access.span),
             immediate(self._site(ins)),
@@ -213,22 +211,23 @@ class _Announcer:
         self._made.append(
             Instruction(
                 opcode("call.uni"),
-                (Tuple((okay,)), Symbol(ACCESS), Tuple(arguments)),
-                changed.guard,
+                (Tuple((target,)), Symbol(ACCESS), Tuple(arguments)),
+                ins.guard,
                 ins.line,
             )
         )
-        self._do("setp.ne.u32", holds, okay, immediate(0))
-        return replace(changed, guard=Guard(holds))
+        operands = list(changed.operands)
+        operands[access.operand] = Address(target)
+        return replace(changed, operands=tuple(operands))
 
     def _shared(self, ins: Instruction, operand: int, how: int) -> None:
         address = ins.operands[operand]
         if not isinstance(address, Address) or not how & _MOST_BYTES:
             return
-        place = self._place(address, ins)
+        place = self._place(address)
         self._call(SHARED, ins, place, immediate(how), immediate(self._site(ins)))
 
-    def _place(self, address: Address, ins: Instruction) -> Operand:
+    def _place(self, address: Address) -> Operand:
         """Return the address as a value of 64 bits."""
         base, offset = address.base, address.offset
         if isinstance(base, Register) and self._widths.of(base) == 64 and not offset:
@@ -311,6 +310,6 @@ def _first_tries(function: Function) -> set[int]:
 
 def _how(base: str, modifiers: tuple[str, ...], writes: bool) -> int:
     """Return whether an access reads, writes or both; an exchange does not use what it reads."""
-    if base in ("atom", "red", "multimem"):
+    if base in ("atom", "red", "multimem") or "reduce" in modifiers:
         return WRITES if "exch" in modifiers else READS | WRITES
     return WRITES if writes else READS

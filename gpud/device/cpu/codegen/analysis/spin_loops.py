@@ -22,10 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpud.compiler.abi.check_calls import CHECK_CALLS
 from gpud.compiler.analysis.cfg import ControlFlow, Loop
 from gpud.compiler.analysis.effects import (
-    callee,
     is_barrier,
     is_call,
     is_volatile_or_atomic_read,
@@ -38,14 +36,16 @@ from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.spin_loops import may_change_memory
 from gpud.compiler.analysis.waiting_cycles import Cycle
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.check_calls import without_checks
 
 __all__ = ["spin_headers"]
-
-_CHECKS = frozenset(map(ptx.Symbol, CHECK_CALLS))
 
 
 def spin_headers(flow: ControlFlow) -> frozenset[int]:
     """Return the header blocks of the loops that wait; a thread yields at the back edge to one."""
+    announced = without_checks(flow.function)
+    if announced is not flow.function:
+        flow = ControlFlow(announced)  # with the same blocks
     headers = set()
     liveness: Liveness | None = None
     for loop in flow.loops:
@@ -101,8 +101,6 @@ def _reads_shared_state(inside: list[ptx.Instruction], conditions: set[str]) -> 
     while work:
         for ins in defines.get(work.pop(), ()):
             if is_call(ins):
-                if callee(ins) in _CHECKS:
-                    continue  # whether an access is legal does not change
                 return True
             # A plain load counts if a fence makes it see new values each time.
             fetches_again = ins.opcode.base == "ld" and (

@@ -23,6 +23,7 @@ from gpud.checked_memory import (
     ROW_BYTES,
     ROWS_AT,
     SHADOW_FACTOR,
+    SPARE,
     STARTS_AT,
     TABLE_BYTES,
 )
@@ -240,13 +241,13 @@ def _without_board(w: Words, board: int, end: str) -> None:
 def _define_access(kernel: KernelContext, state: BlockState) -> None:
     board, arena_bytes = kernel.arena or (0, 0)
     header = (
-        f"define internal i32 @{ACCESS_FUNCTION}(ptr %b, i32 %thread, i64 %address, i64 %origin, "
+        f"define internal i64 @{ACCESS_FUNCTION}(ptr %b, i32 %thread, i64 %address, i64 %origin, "
         "i32 %how, i32 %site) nounwind"
     )
     e = Emitter(kernel.ir, header)
     w = Words(e)
     w.store(0, w.add(_snapshot(w, state), _ADDRESS))
-    _without_board(w, board, "ret i32 1")
+    _without_board(w, board, "ret i64 %address")
     e.do(f"call void @{ENTER}(ptr %b)")
     count = w.bits(w.widened("%how"), 0, 255)
     start_slot, row_slot = e.alloca("i64", "start"), e.alloca("i64", "row")
@@ -277,10 +278,10 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
         e.do(
             f"call void @{SHARED_FUNCTION}(ptr %b, i32 %thread, i64 {shared}, i32 %how, i32 %site)"
         )
-    e.end("ret i32 1")
+    e.end("ret i64 %address")
 
     e.place(outside)
-    _refuse(w, FindingKind.OUT_OF_BOUNDS, row_slot, start_slot)
+    _refuse(w, board, FindingKind.OUT_OF_BOUNDS, row_slot, start_slot)
 
     e.place(known)
     row, start = e.value(f"load i64, ptr {row_slot}"), e.value(f"load i64, ptr {start_slot}")
@@ -293,7 +294,7 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
     freed = e.label("freed")
     e.branch(w.test("eq", w.load(w.add(row, ROW["freed"][0]), "i32"), 0), live, freed)
     e.place(freed)
-    _refuse(w, FindingKind.USE_AFTER_FREE, row_slot, start_slot)
+    _refuse(w, board, FindingKind.USE_AFTER_FREE, row_slot, start_slot)
 
     e.place(live)
     pad = w.op("and", w.add(size, 63), -64)
@@ -306,7 +307,7 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
     strange = e.label("strange")
     e.branch(in_arena, sane, strange)
     e.place(strange)
-    e.end("ret i32 1")
+    e.end("ret i64 %address")
     e.place(sane)
     written = w.add(w.add(start, pad), offset)
     writes = w.add(w.add(start, w.mul(pad, 2)), w.mul(offset, 8))
@@ -315,12 +316,12 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
         f"call void @{_PREPARE}(ptr %b, i32 %thread, i64 %address, i64 {writes}, i64 {reads}, "
         f"i64 {written}, i32 %how, i32 %site, i64 %address, i64 {start}, i64 {size})"
     )
-    e.end("ret i32 1")
+    e.end("ret i64 %address")
     e.finish()
 
 
-def _refuse(w: Words, kind: FindingKind, row_slot: str, start_slot: str) -> None:
-    """Report the access at an array, or at none, and return 0."""
+def _refuse(w: Words, board: int, kind: FindingKind, row_slot: str, start_slot: str) -> None:
+    """Report the access at an array, or at none, and return another address."""
     e = w.emitter
     row, start = e.value(f"load i64, ptr {row_slot}"), e.value(f"load i64, ptr {start_slot}")
     size = e.alloca("i64", "size")
@@ -333,7 +334,7 @@ def _refuse(w: Words, kind: FindingKind, row_slot: str, start_slot: str) -> None
         f"call void @{REPORT}(ptr %b, i32 %thread, i32 {int(kind)}, i32 %site, i64 %address, "
         f"i32 %how, i64 {start}, i64 {known}, i64 0)"
     )
-    e.end("ret i32 0")
+    e.end(f"ret i64 {board + SPARE}")
 
 
 def _accept_others(kernel: KernelContext, w: Words, elsewhere: str) -> None:

@@ -44,13 +44,13 @@ def call_check(
     function, types = _ARGUMENTS[name]
     if not has_arena:
         for result in results:
-            code.write(result, "u32", "1")
+            code.write(result, "u64", code.read(arguments[0], "u64"))
         return
     passed = [f"ptr %b, i32 {thread}"]
     for argument, type_ in zip(arguments, types, strict=True):
         passed.append(f"i{type_[1:]} {code.read(argument, type_)}")
     text = f"@{function}({', '.join(passed)})"
     if results:
-        code.write(results[0], "u32", code.emitter.value(f"call i32 {text}"))
+        code.write(results[0], "u64", code.emitter.value(f"call i64 {text}"))
     else:
         code.emitter.do(f"call void {text}")

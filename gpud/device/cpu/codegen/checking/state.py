@@ -47,7 +47,7 @@ THREAD_MASK: Final = 1023
 INTERVAL_SHIFT: Final = 32
 
 ACCESS_FUNCTION: Final = "gpud.check.access"
-"""``i32 (b, thread, address, origin, how, site)``: 0 if there must be no access."""
+"""``i64 (b, thread, address, origin, how, site)``: where the access is to be made."""
 SHARED_FUNCTION: Final = "gpud.check.shared"
 """``void (b, thread, offset, how, site)``."""
 STORED_FUNCTION: Final = "gpud.check.stored"
