@@ -1,18 +1,24 @@
 """Shows kernels, arrays and jobs in notebooks, as HTML, and in terminals, by Rich.
 
-A class says what is to be shown once; Rich is loaded only by those who print with it.
+A class says what is to be shown once; Rich is loaded only by those who print with it. What changes
+while it is looked at, a job, is shown anew in its place in a notebook until it has ended, by
+IPython's own display; IPython is not needed otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Display", "Displayed"]
+__all__ = ["Display", "Displayed", "is_notebook", "show_in_place"]
+
+LIVE_S = 0.5
+"""How often what is shown in place is looked at: as often as one reads a number."""
 
 
 class Display(NamedTuple):
@@ -70,3 +76,23 @@ class Displayed:
             )
             parts.append(bar)
         return Group(*parts, table)
+
+
+def is_notebook() -> bool:
+    """Whether this process runs the cells of a notebook, where outputs can be replaced."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_ipython is None else get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def show_in_place(what: Displayed) -> Callable[[], None]:
+    """Show it as the output of the running cell, and return what shows it there anew.
+
+    That may be called later, from any thread, also while other cells run.
+    """
+    from IPython.display import HTML, display  # both without annotations
+
+    html: Any = HTML
+    show: Any = display
+    handle = show(html(what._repr_html_()), display_id=True)
+    return lambda: handle.update(html(what._repr_html_()))

@@ -49,6 +49,24 @@ class Array(ArrayBase, Blocking):
         self._exported = self._allocation
         return interface
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Say why there is none: no address of a GPU's memory is valid in this process.
+
+        Raises:
+            AttributeError: Always. CuPy, Numba and PyTorch then take the values by another protocol
+                that there is, with a copy by way of the host for a GPU.
+        """
+        if not self._copied:
+            raise AttributeError(
+                f"{self._device.name} has no GPU memory: use numpy(), __array_interface__ or DLPack"
+            )
+        raise AttributeError(
+            f"the memory of {self._device.name} belongs to the daemon's process, and its addresses "
+            "mean nothing in this one: copy the values with get() and set(), such as "
+            "cupy.asarray(array.get())"
+        )
+
     def __dlpack__(self, **options: Any) -> Any:
         """Export a view without a copy, as `numpy.from_dlpack` and `torch.from_dlpack` want it."""
         if self._copied:

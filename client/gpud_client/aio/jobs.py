@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
-from gpud.errors import JobCancelled
+from gpud.errors import GpudError, JobCancelled
 from gpud_client.connection.faces import Awaited
 from gpud_client.connection.pending import wake
+from gpud_client.displays import LIVE_S, Display, is_notebook, show_in_place
 from gpud_client.launch.job_base import JobBase
 
 __all__ = ["AsyncJob"]
@@ -42,6 +44,29 @@ class AsyncJob(JobBase, Awaited):
             self._channel.call_soon(fn, self)
         else:
             self._callbacks.append(fn)
+
+    _row: dict[str, Any] | None = None  # as of the last look for a notebook
+    _follows: asyncio.Task[None] | None = None
+
+    def _display(self) -> Display:
+        return self._displayed(None if self._settled else self._row)
+
+    def _ipython_display_(self) -> None:
+        """In a notebook, show its progress until it has ended; elsewhere as anything else."""
+        if not is_notebook():
+            raise NotImplementedError
+        show_anew = show_in_place(self)
+
+        async def follow() -> None:
+            while not self._settled:
+                with suppress(GpudError):  # the connection is lost: the job ends, too
+                    self._row = await self._channel.run(self._describe())
+                show_anew()
+                await asyncio.sleep(LIVE_S)
+            show_anew()
+
+        if not self._settled:
+            self._follows = asyncio.get_running_loop().create_task(follow())
 
     def _finish(self) -> None:
         self._note_failure()

@@ -100,6 +100,16 @@ class JobBase(Displayed):
         ended = self._settled
         return self._shown(self._final_state() if ended else "not ended", self._final_progress())
 
+    def _displayed(self, row: dict[str, Any] | None) -> Display:
+        """What a row of topic "jobs" says, and what is known where there is none."""
+        if row is None:
+            return JobBase._display(self)
+        done, total = row["progress"]
+        more = [("has now", f"{row['allocation']} CapSM")]
+        if row.get("waits_for"):
+            more.append(("because", str(row["waits_for"])))
+        return self._shown(str(row["state"]), (int(done), int(total)), more)
+
     def _shown(
         self, state: str, progress: tuple[int, int], more: Sequence[tuple[str, str]] = ()
     ) -> Display:

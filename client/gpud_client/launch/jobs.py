@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 from gpud.errors import GpudError, JobCancelled
 from gpud_client.connection.faces import Blocking
 from gpud_client.connection.pending import wake
-from gpud_client.displays import Display
+from gpud_client.displays import LIVE_S, Display, is_notebook, show_in_place
 from gpud_client.launch.job_base import JobBase
 
 __all__ = ["Job"]
@@ -96,12 +97,22 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
 
     def _display(self) -> Display:
         with suppress(GpudError):  # the connection is lost: what is known is shown
-            row = self._channel.run(self._describe())
-            if row is not None:
-                done, total = row["progress"]
-                more = [("has now", f"{row['allocation']} CapSM")]
-                return self._shown(str(row["state"]), (int(done), int(total)), more)
+            return self._displayed(self._channel.run(self._describe()))
         return super()._display()
+
+    def _ipython_display_(self) -> None:
+        """In a notebook, show its progress until it has ended; elsewhere as anything else."""
+        if not is_notebook():
+            raise NotImplementedError
+        show_anew = show_in_place(self)
+
+        def follow() -> None:
+            while not self.done():
+                time.sleep(LIVE_S)
+                show_anew()
+
+        if not self.done():
+            threading.Thread(target=follow, name="gpud display", daemon=True).start()
 
     # -- settling: called in the thread that reads the connection
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from gpud.server.state.shared import SharedState
 from gpud.wire import messages as wm
 
 __all__ = ["Administration", "check_administrator"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Administration:
@@ -61,6 +64,7 @@ class Administration:
         since = time.strftime("%Y-%m-%d %H:%M")
         what = "device-paused" if message.on else "device-resumed"
         for index in message.devices or known:
+            _LOG.info("device %d: %s by %s", index, "paused" if message.on else "resumed", user)
             self._state.records.add_event(now_ns, what, None, ("device", index), ("user", user))
             if message.on:
                 self._runner.feed(ev.PauseRequested(now_ns, index, user, since, message.now))
@@ -72,6 +76,7 @@ class Administration:
     def drain(self, session: Session, message: wm.Drain) -> None:
         """Handle `Drain`: answer how many jobs are waited for, and for how long."""
         check_administrator(session, "end the daemon")
+        _LOG.info("%s drains the daemon", user_name(session.uid))
         jobs = len(self._state.jobs)
         timeout_s = self._state.config.drain_timeout_ns / 1e9
         session.send(wm.Answer(message.request, {"jobs": jobs, "timeout_s": timeout_s}))

@@ -203,6 +203,18 @@ def test_memory_of_another_process_is_not_viewed(daemon: FakeDaemon) -> None:
         assert not hasattr(x, "__array_interface__")
         with pytest.raises(BufferError, match="cannot be exported"):
             np.from_dlpack(x)
+        assert not hasattr(x, "__cuda_array_interface__")
+        with pytest.raises(
+            AttributeError, match=r"daemon's process.*cupy.asarray\(array.get\(\)\)"
+        ):
+            x.__cuda_array_interface__  # noqa: B018
+
+
+def test_an_array_of_the_host_is_in_no_gpu(gpu: gc.Session) -> None:
+    x = gpu.zeros(2, np.int32)
+    assert not hasattr(x, "__cuda_array_interface__")
+    with pytest.raises(AttributeError, match="has no GPU memory: use numpy"):
+        x.__cuda_array_interface__  # noqa: B018
 
 
 def test_a_view_is_the_memory_itself(gpu: gc.Session) -> None:
