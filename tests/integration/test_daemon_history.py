@@ -11,7 +11,7 @@ import pytest
 from gpud.server.state import job_history
 from gpud.telemetry.job_archive import JobArchive
 from gpud.wire import messages as wm
-from tests.fake_host.host import FakeHost
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import Client, World, until
 
 ALICE, BOB = 70001, 70002
@@ -44,6 +44,20 @@ async def test_each_user_has_their_own(world: World, tmp_path: Path, kept: bool)
     assert await rows(root, state="failed") == []
     error = await root.refused(lambda r: wm.AskHistory(r, "nobody-has-this-name"))
     assert error["code"] == "invalid-argument"
+
+
+async def test_why_a_job_failed_is_kept(world: World, tmp_path: Path) -> None:
+    kernels = {"traps": Behaviour(trap_at=0)}
+    host = FakeHost(sms=4, auto=True, kernels=kernels)
+    await world.start(host, history_file=str(tmp_path / "history.sqlite"))
+    client = await world.client()
+    for number, name in enumerate(("traps", "k"), 1):
+        client.submit(number, await client.kernel(name))
+        await client.finished(number)
+    failed, done = await rows(client)
+    assert (failed["state"], done["state"], done["error"]) == ("failed", "done", None)
+    assert failed["error"]["code"] == "kernel-trap"
+    assert failed["error"]["fields"]["kernel"] == "traps"
 
 
 async def test_jobs_outlive_the_daemon(tmp_path: Path) -> None:

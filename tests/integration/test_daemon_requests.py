@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 from collections.abc import Callable
@@ -38,6 +39,14 @@ async def test_welcome_says_what_there_is(world: World) -> None:
     assert welcome.daemon["pid"] == os.getpid()
     again = await world.client()
     assert again.session == client.session + 1
+
+
+async def test_welcome_says_the_limit_of_the_device_with_most_memory() -> None:
+    hosts = [FakeHost(sms=1, memory_bytes=size << 20, arrays="copied") for size in (512, 1024, 256)]
+    async with World() as world:
+        await world.start(*hosts, session_memory="50 %", memory="100 %")
+        welcome = (await world.client()).welcome
+        assert welcome.limits["memory_bytes"] == 512 << 20
 
 
 async def test_a_newer_client_is_spoken_to_in_our_version(world: World) -> None:
@@ -316,6 +325,39 @@ async def test_refused_submissions(world: World, more: dict[str, Any], code: str
     assert finished.error["message"]
     client.submit(2, module)
     assert (await client.finished(2)).state == "done"
+
+
+async def test_whole_sms_are_as_many_as_the_device_can_part(world: World) -> None:
+    client = await world.client()
+    module = await client.kernel("forever")
+    client.submit(1, module, reservation=(3, 1), exclusive=True)
+    await until(lambda: world.host.jobs)
+    assert (await client.query("jobs"))["jobs"][0]["allocation"] == "3"
+
+
+async def test_the_last_sequence_is_kept_however_large_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpud.server.state.session._SEQUENCE_BYTES", 1)
+    client = await world.client()
+    module = await client.kernel()
+    for number, blocks in enumerate((4, 5, 5), 1):
+        client.submit(number, module, blocks)
+        assert (await client.finished(number)).state == "done"
+        (kept,) = world.daemon.state.sessions[client.session].sequences.values()
+        assert kept.total == blocks
+
+
+async def test_what_a_running_job_had_grows_while_it_runs(world: World) -> None:
+    client = await world.client()
+    client.submit(1, await client.kernel("forever"))
+    await until(lambda: world.host.jobs)
+    had = []
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        answer = await client.ask(lambda r: wm.Describe(r, ((client.session, 1),)), wm.Answer)
+        had.append(answer.value[0]["capsm_seconds"])
+    assert 0 < had[0] < had[1]
 
 
 async def test_which_launch_of_a_chain_is_bad(world: World) -> None:

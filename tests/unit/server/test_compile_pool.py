@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpud.errors import CompileError, GpudError, KernelNotFound
+from gpud.server.hosts import compile_pool
 from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
 from gpud.server.hosts.compile_process import CompileProcess, Source
 from gpud.server.ipc.child_process import ChildProcess
@@ -52,6 +53,22 @@ async def test_compiled_once_for_all_that_ask_at_the_same_time(compiler: Compile
     assert len({id(program) for program, _ in answers}) == 1
     compiler.compile(source("k"), CompileWaiter(7, answers))
     assert len(answers) == 4  # it was kept
+
+
+async def test_the_last_programs_are_kept_up_to_a_limit(
+    compiler: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers()
+    for number in range(5):
+        compiler.compile(source(f"k{number}"), CompileWaiter(7, answers))
+        await until(lambda count=number: len(answers) > count)
+        if number == 0:  # room for two like this one
+            monkeypatch.setattr(compile_pool, "_CACHE_BYTES", 5 * compiler._cached_bytes // 2)
+    for name, made in (("k4", 5), ("k3", 5), ("k2", 6)):
+        before = len(answers)
+        compiler.compile(source(name), CompileWaiter(7, answers))
+        await until(lambda count=before: len(answers) > count)
+        assert compiler.compiled == made, name
 
 
 async def test_a_name_that_is_no_kernel(compiler: CompilePool) -> None:
