@@ -8,12 +8,14 @@ next record.
 Properties:
 * each accepted launch has one completion, in order; a message comes before a completion that refers
   to it;
-* after the end of the lane nothing is read from its ring, and ``on_over`` is called once.
+* after the end of the lane nothing is read from its ring, and ``on_over`` is called once;
+* a lane that lends has its slices and no blocks; who waits for its next record misses none.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -21,8 +23,8 @@ from gpud.device.cpu.abi.records import NONE, RingError
 from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
+from gpud.device.cpu.scheduling.lane_lending import RecordWait, wake_shared
 from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites
-from gpud.device.cpu.sm.idle import FUTEX_WAKE, futex
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
 from gpud.errors import AdmissionError, GpudError, InvalidArgument, LimitExceeded, ProtocolError
@@ -30,7 +32,7 @@ from gpud.wire import lane_ring as ring
 
 __all__ = ["CPULane", "EndedLaunch", "LaneObserver"]
 
-_EVERYBODY = (1 << 31) - 1
+_LOOK_S = 0.0002  # much less than a hold
 _WRONG = {
     RingError.HEAD: "{wrong} slots are said to be written, and there are {slots}",
     RingError.NUMBER: "launch {number} was to come, not {wrong}",
@@ -109,6 +111,8 @@ class CPULane:
         self._run: LaneRun | None = None
         self._layout: LaneLayout | None = None
         self._ending = self._over = False
+        self._lent = False
+        self._wait = RecordWait()
         self._cancelled = -1
         self.slices = 0
         self.error: GpudError | None = None
@@ -119,7 +123,7 @@ class CPULane:
         """Set the number of slices; returns at once."""
         with self._scheduler.lock:
             self.slices = slices
-            run = self._run
+            run = None if self._lent else self._run
         if run is not None:
             run.resize(slices)
 
@@ -219,6 +223,51 @@ class CPULane:
         if runs and run is not None:
             run.kill()
 
+    # -- lending, as `gpud.device.host.lane_watch` needs it
+
+    def activity(self) -> int | None:
+        """Return the number of the next launch; None while one runs or is to run."""
+        with self._scheduler.lock:
+            return None if self._ending or self._has_work() else self._lane["number"]
+
+    def _has_work(self) -> bool:
+        lane = self._lane
+        return lane["current"] != NONE or lane["tail"] != self._get(ring.HEAD)
+
+    def lend(self) -> None:
+        """Give up all blocks, and keep the slices; returns when no block is left."""
+        with self._scheduler.lock:
+            self._lent = True
+            run = self._run
+        if run is not None:
+            run.resize(0)
+        while self._has_blocks():
+            time.sleep(_LOOK_S)
+
+    def _has_blocks(self) -> bool:
+        with self._scheduler.lock:
+            return self._run is not None and self._run.present > 0 and not self._ending
+
+    def wait_for_record(self) -> None:
+        """Sleep until a record is there, or `interrupt` was called; on a lane that lends."""
+        # No block is there that would count itself in or out at the same time.
+        self._set(ring.LISTENING, 1)
+        while not (self._wait.interrupted or self._ending or self._has_work()):
+            self._wait.sleep(self._ring.address + ring.HEAD, self._lane["tail"])
+        self._set(ring.LISTENING, 0)
+
+    def take_up(self) -> None:
+        """Have blocks again, as many as its slices are for."""
+        with self._scheduler.lock:
+            self._lent = False
+            run, slices = self._run, self.slices
+        if run is not None:
+            run.resize(slices)
+
+    def interrupt(self) -> None:
+        """End `wait_for_record`, now or the next time; the lane has ended."""
+        self._wait.interrupt()
+
     # -- one run after another
 
     def _begin(self) -> None:
@@ -243,7 +292,7 @@ class CPULane:
                 self._observer.on_left,
                 self._run_over,
             )
-            slices = self.slices
+            slices = 0 if self._lent else self.slices
         run.resize(slices)
         for number, tell in added:
             tell(number)
@@ -306,13 +355,11 @@ class CPULane:
     def _set(self, at: int, value: int) -> None:
         ctypes.c_uint32.from_address(self._ring.address + at).value = value
 
+    def _get(self, at: int) -> int:
+        return ctypes.c_uint32.from_address(self._ring.address + at).value
+
     def _wake(self, at: int) -> None:
-        ctypes.CDLL(None).syscall(
-            ctypes.c_long(futex()),
-            ctypes.c_void_p(self._ring.address + at),
-            ctypes.c_long(FUTEX_WAKE),
-            ctypes.c_long(_EVERYBODY),
-        )
+        wake_shared(self._ring.address + at)
 
 
 _RING_PAGES = -(-ring.RING_BYTES // 4096) * 4096

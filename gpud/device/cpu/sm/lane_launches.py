@@ -57,10 +57,10 @@ from gpud.device.cpu.sm.idle import FUTEX_WAKE, futex
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, is_active, leave_if_released
 from gpud.wire import lane_ring as ring
 
-__all__ = ["define_lane_launches", "wait_for_records"]
+__all__ = ["FUTEX_WAITV", "PRIVATE_32", "SHARED_32", "define_lane_launches", "wait_for_records"]
 
-_FUTEX_WAITV = 449  # the same on every machine
-_PRIVATE_32, _SHARED_32 = 2 | 128, 2  # flags of futex_waitv
+FUTEX_WAITV = 449  # the same on every machine
+PRIVATE_32, SHARED_32 = 2 | 128, 2  # flags of futex_waitv
 _WAITER_BYTES = 24
 _MOST_LANES = 64  # that an SM's thread waits for: one for each slot
 
@@ -438,7 +438,7 @@ def wait_for_records(e: Emitter, sm: Record) -> None:
         store(e, "i32", flags, offset(e, one, 16))
         store(e, "i32", 0, offset(e, one, 20))
 
-    add("0", "0", sm.at("doorbell"), _PRIVATE_32)
+    add("0", "0", sm.at("doorbell"), PRIVATE_32)
     sm.store("sleeping", 1, "seq_cst")
     slots = offset(e, "%sm", SM_SLOTS)
     with e.count("0", sm.load("count")) as index:
@@ -453,14 +453,14 @@ def wait_for_records(e: Emitter, sm: Record) -> None:
             listening = offset(e, shared, ring.LISTENING)
             number = load(e, "i32", count)
             at = e.value(f"mul i64 {_wide(e, number)}, {_WAITER_BYTES}")
-            add(at, _wide(e, lane.load("tail", "acquire")), shared, _SHARED_32)
+            add(at, _wide(e, lane.load("tail", "acquire")), shared, SHARED_32)
             e.do(f"atomicrmw add ptr {listening}, i32 1 seq_cst")
             before = e.value(f"sub i32 {number}, 1")
             store(e, "ptr", listening, e.value(f"getelementptr ptr, ptr {words}, i32 {before}"))
             store(e, "i32", e.value(f"add i32 {number}, 1"), count)
     every = load(e, "i32", count)
     e.do(
-        f"call i64 (i64, ...) @syscall(i64 {_FUTEX_WAITV}, ptr {waiters}, "
+        f"call i64 (i64, ...) @syscall(i64 {FUTEX_WAITV}, ptr {waiters}, "
         f"i64 {_wide(e, every)}, i64 0, ptr null, i64 0)"
     )
     sm.store("sleeping", 0, "seq_cst")
