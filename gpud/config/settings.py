@@ -179,6 +179,12 @@ class Config:
         "how long the share of an ended online job is kept for other online jobs, so that a burst "
         "of them does not resize the offline ones for each",
     )
+    lane_hold_ns: int = _setting(
+        quantities.duration("ms", most_s=60, least_ns=100_000),
+        "1 ms",
+        "how long nothing must have come in a lane before it lends its share: longer than a "
+        "program takes between two launches, and short beside its pauses",
+    )
     grace_ns: int = _setting(
         quantities.duration("s", most_s=3600, least_ns=10**7),
         "2 s",

@@ -119,6 +119,8 @@ def host_arguments(config: Config) -> tuple[str, ...]:
         str(config.compile_memory_bytes),
         "--release-path",
         config.release_path,
+        "--lane-hold-seconds",
+        str(config.lane_hold_ns / 1e9),
         "--launch-path",
         config.launch_path,
         *_dump_arguments(config),

@@ -69,10 +69,16 @@ class Host:
         device: runs the jobs.
         link: the connection to the front.
         on_lost: called with the reason when the host must end; default `end_process`.
+        lane_hold_s: how long nothing must have come in a lane before it lends its share.
     """
 
     def __init__(
-        self, device: Device, link: Link, on_lost: Callable[[str], None] | None = None
+        self,
+        device: Device,
+        link: Link,
+        on_lost: Callable[[str], None] | None = None,
+        *,
+        lane_hold_s: float = 0.001,
     ) -> None:
         self._device = device
         self._on_lost = on_lost or end_process
@@ -81,6 +87,7 @@ class Host:
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
         self._lending = Lending(self._jobs, link.send)
+        self._lane_hold_s = lane_hold_s
         self._sequences = SequenceCache(device, self._kernel)
         compiling = _CommandThread("compile", self._guarded).put
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
