@@ -38,7 +38,7 @@ class Need(NamedTuple):
     """The memory that a workload asks for, in bytes.
 
     Attributes:
-        persistent: what lives across its iterations.
+        persistent: what lives across its iterations, 1 byte or more.
         temporary: what lives within one of them, at most.
         offset: the room in which the persistent memory can grow.
     """
@@ -150,6 +150,7 @@ class Zones:
         """
         require(self.region(workload) is None, f"workload {workload} has a region already")
         whole = need.whole
+        require(whole.persistent > 0, f"workload {workload} keeps nothing")
         start = self.position(whole, other_bytes)
         if start is None:
             return None
