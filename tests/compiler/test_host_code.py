@@ -202,6 +202,27 @@ def test_all_headers_of_the_host_go_together() -> None:
     assert ".entry" in compile_cuda(source + "\n__global__ void k() {}").ptx
 
 
+@pytest.mark.skipif(not headers_installed(), reason="CUDA's headers are not installed")
+def test_of_cub_what_blocks_call_is_there() -> None:
+    source = """#include <cub/cub.cuh>
+#include <cub/device/device_reduce.cuh>
+__global__ void sum(const int* in, int* out) {
+    using Reduce = cub::BlockReduce<int, 64>;
+    __shared__ Reduce::TempStorage storage;
+    int total = Reduce(storage).Sum(in[threadIdx.x]);
+    if (threadIdx.x == 0) *out = total;
+}
+int main() { cub::DeviceReduce::Sum(nullptr, bytes, in, out, n); }
+"""
+    assert ".entry" in compile_cuda(source).ptx
+
+
+def test_a_launch_from_the_device_is_refused_with_what_to_do() -> None:
+    source = "__global__ void a() {}\n__global__ void b() { a<<<1, 1>>>(); }\nint main() {}"
+    with pytest.raises(CompileError, match=r"kernel.cu\(2\).*gpu.sequence"):
+        compile_cuda(source)
+
+
 def test_errors_of_the_device_keep_their_lines() -> None:
     source = "#include <map>\nint main() {\n\n return 0; }\n__global__ void k() {\n  oops();\n}"
     with pytest.raises(CompileError, match=r'kernel.cu\(6\): error: identifier "oops"'):

@@ -144,7 +144,9 @@ def reason(code: str, text: str, ins: Instruction | None = None) -> Reason:
 def _unresolved_external(case: Case) -> Reason | None:
     for name, ins in case.call_graph.externals(case.entry).items():
         if name not in KNOWN_EXTERNALS:
-            what = "launches from the device" if _launches(name) else f"calls {name}, not defined"
+            what = f"calls {name}, not defined"
+            if _launches(name):
+                what = "launches from the device: submit the kernels one after the other instead"
             return reason("unresolved-external", what, ins)
     return None
 

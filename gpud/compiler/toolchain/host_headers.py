@@ -1,8 +1,9 @@
 """Headers that programs include for their host code, almost empty: that code is skipped.
 
-Most of them bring the integer types, as those of Linux do. They are there for a source that is
-compiled without its host code (`gpud.compiler.toolchain.host_code`). ``<limits>`` and
-``<type_traits>`` have a use on the device, and are those of ``cuda/std``.
+Most of them bring the integer types, as those of Linux do; of CUB what runs on the device is left.
+They are there for a source that is compiled without its host code
+(`gpud.compiler.toolchain.host_code`). ``<limits>`` and ``<type_traits>`` have a use on the device,
+and are those of ``cuda/std``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,25 @@ _STD = """#pragma once
 namespace std {{ {using} }}
 """
 
+# Of CUB, what blocks, warps and threads call; what launches is the host's.
+_CUB_PARTS = """
+block/block_adjacent_difference block/block_discontinuity block/block_exchange
+block/block_histogram block/block_load block/block_merge_sort block/block_radix_rank
+block/block_radix_sort block/block_reduce block/block_run_length_decode block/block_scan
+block/block_shuffle block/block_store
+iterator/arg_index_input_iterator iterator/cache_modified_input_iterator
+iterator/cache_modified_output_iterator
+thread/thread_load thread/thread_operators thread/thread_reduce thread/thread_scan
+thread/thread_search thread/thread_sort thread/thread_store
+warp/warp_exchange warp/warp_load warp/warp_merge_sort warp/warp_reduce warp/warp_scan
+warp/warp_store
+"""
+_CUB_DEVICE = """
+adjacent_difference copy for histogram memcpy merge merge_sort partition radix_sort reduce
+run_length_encode scan segmented_radix_sort segmented_reduce segmented_sort select transform
+"""
+_CUB = "".join(f"#include <cub/{part}.cuh>\n" for part in _CUB_PARTS.split())
+
 _TYPES = """#pragma once
 #include <cstdint>
 #include <cstddef>
@@ -47,6 +67,9 @@ typedef unsigned long ulong;
 HOST_HEADERS: dict[str, str] = {
     **dict.fromkeys(f"{_CPP} {_SYSTEM} {_CUDA}".split(), "#pragma once\n#include <sys/types.h>\n"),
     "sys/types.h": _TYPES,
+    "cub/cub.cuh": f"#pragma once\n{_CUB}",
+    "cub/util_allocator.cuh": "#pragma once\n",
+    **{f"cub/device/device_{part}.cuh": "#pragma once\n" for part in _CUB_DEVICE.split()},
     "stdlib.h": C_HEADERS["stdlib.h"] + "#include <sys/types.h>\n",
     "limits": _STD.format(name="limits", using="using ::cuda::std::numeric_limits;"),
     "type_traits": _STD.format(name="type_traits", using="using namespace ::cuda::std;"),

@@ -303,7 +303,15 @@ _NO_HOST = (
     "; nothing is compiled here for the host: leave it out, and of cub include what blocks and "
     "warps call, such as cub/block/block_reduce.cuh, not cub/cub.cuh"
 )
-_HINTS = {"cannot open source file": _NO_HEADER, "not allowed in JIT mode": _NO_HOST}
+_NO_LAUNCH = (
+    "; kernels do not launch kernels here: submit them one after the other (gpu.sequence), or call "
+    "the inner one's work as a __device__ function, in a loop"
+)
+_HINTS = {
+    "cannot open source file": _NO_HEADER,
+    "not allowed in JIT mode": _NO_HOST,
+    "device-side kernel launch": _NO_LAUNCH,
+}
 _NAME_EXPRESSION = re.compile(
     r"^__nv_name_map\(\d+\): error: (?P<what>.*)\n *#pragma nv_mangled_name (?P<name>.*)$",
     re.MULTILINE,
