@@ -34,6 +34,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "gpud/compiler/passes/safety/checking.py",
         "gpud/device/cpu/codegen/analysis/spin_loops.py",
         "gpud/device/cpu/lower/data_movement/atomics.py",
+        "gpud/device/cpu/sm/lane_launches.py",
         "gpud/device/cpu/sm/next_block.py",
         "gpud/device/cuda/launch/gate.py",
         "gpud/device/cuda/program/heap.py",
