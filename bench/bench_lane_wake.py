@@ -3,13 +3,13 @@
     python bench/bench_lane_wake.py [--wakes N] [--short]
 
 Offline blocks of 0.1 ms and of 1 ms fill a CPU device with one SM for each core; they have the
-share of an idle lane, which is the whole device. A launch comes at a random time: a thread that
-sleeps on the lane's event carries out the take-back plan (`gpud.device.host.lending`) and starts
-the launch, without the front. Measured is the time from the signal to the launch's first block, by
-the clock that kernels read; and from the signal to the end of the first offline block after it,
-which is the least that any way to take back needs. What is above it is what the host adds. Beside
-it, in turn with it, the same where somebody is asked first, over a socket pair, who answers at
-once: a front that has nothing else to do and nothing to decide.
+share of an idle lane, which is the whole device. A launch is written into the lane's ring at a
+random time, as a client writes it; the device host's watch of the lane carries out the take-back
+plan and gives the lane its blocks back, without the front. Measured is the time from the record to
+the launch's first block, by the clock that kernels read; and from the record to the end of the
+first offline block after it, which is the least that any way to take back needs. What is above it
+is what the host adds. Beside it, in turn with it, the same where somebody is asked first, over a
+socket pair, who answers at once: a front that has nothing else to do and nothing to decide.
 
 Prints a table and writes bench/results/lane_wake.json; with --short it only prints.
 """
@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import random
 import socket
+import struct
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +37,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.harness.machine import describe
 from bench.harness.timing import percentile_us
 from gpud.compiler.pipeline import compile_program
+from gpud.core.capacity import MOST_SLICES
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.scheduling.lane import EndedLaunch
+from gpud.device.cpu.scheduling.lane_lending import wake_shared
 from gpud.device.host import messages as m
+from gpud.device.host.lane_watch import LaneWatch
 from gpud.device.host.lending import Lending
 from gpud.device.host.running_job import RunningJob
 from gpud.device.interface import LaunchSpec
+from gpud.server.ipc import memfd
 from gpud.units import JobId
+from gpud.wire import lane_ring as ring
 
 RESULT = Path(__file__).parent / "results" / "lane_wake.json"
 BLOCKS_MS = (0.1, 1.0)
@@ -48,6 +57,7 @@ OFFLINE, LANE = JobId(1), JobId(2)
 ENDS = 1 << 12
 THREADS = 1024  # of a block: few blocks fill an SM
 AIM_US = 50.0
+HOLD_S = 0.001
 
 SOURCE = """
 __device__ unsigned long long now() {
@@ -66,7 +76,7 @@ extern "C" __global__ void online(unsigned long long* began) { atomicMin(began, 
 
 
 class Machine:
-    """A device full of one offline job, and a lane that has lent it everything."""
+    """A device full of one offline job, and a lane that lends it everything."""
 
     def __init__(self, device: CPUDevice, block_ms: float) -> None:
         self.device = device
@@ -78,70 +88,115 @@ class Machine:
         values = [self.ends.address.to_bytes(8, "little")]
         values.append(round(block_ms * 1e6).to_bytes(8, "little"))
         spec = LaunchSpec.of(offline, "persistent", 2**31 - 1, THREADS, values)
-        address = self.began.address.to_bytes(8, "little")
-        lane = LaunchSpec.of(online, "persistent", device.sms, THREADS, [address])
-        self.launch = device.prepare([lane], None)
         self.jobs: dict[int, RunningJob] = {}
-        self.sent: list[Any] = []
-        self.over = threading.Event()
-        self.lending = Lending(self.jobs, self.sent.append)
-        start = m.StartRun(OFFLINE, 1, b"", self.slices // device.sms, self.slices, 0, online=False)
-        self.job = self.jobs[OFFLINE] = RunningJob(start, self.sent.append, self.forget)
+        start = m.StartRun(OFFLINE, 1, b"", self.slices // device.sms, 0, 0, online=False)
+        self.job = self.jobs[OFFLINE] = RunningJob(start, self.hear, self.forget)
         prepared = device.prepare([spec], None)
         self.job.start(device.new_run(prepared, 0, self.job.on_left, self.job.on_over))
         self.epoch = 0
-        self.event = os.eventfd(0)
+        self.idle, self.woke = threading.Event(), threading.Event()
         self.front, theirs = socket.socketpair()
-        self.ways = {"plan": self.by_plan, "asked": self.by_asking}
-        self.way = self.by_plan
-        for target in (self.wake, lambda: answer(theirs)):
-            threading.Thread(target=target, daemon=True).start()
+        threading.Thread(target=lambda: answer(theirs), daemon=True).start()
+        self.lending = AskingLending(self.jobs, self.hear, self.front)
+        self._open_lane(online)
+
+    def _open_lane(self, online: Any) -> None:
+        descriptor = memfd.create("ring", -(-ring.RING_BYTES // 4096) * 4096)
+        self.map = mmap.mmap(descriptor, 0)
+        self.lane = self.device.open_lane(descriptor, MOST_SLICES, 1, self)
+        os.close(descriptor)
+        self.lane.resize(MOST_SLICES * self.device.sms)
+        block = (THREADS, 1, 1)
+        spec = LaunchSpec(online, "persistent", (1, 1, 1), block, b"")
+        sites: list[int] = []
+        self.lane.add_site(spec, sites.append)
+        while not sites:
+            time.sleep(0.001)
+        self.number = 0
+        self.watch = LaneWatch(LANE, self.lane, self.lending, HOLD_S, self._lost)
+        self.watch.start()
+
+    def _lost(self, error: BaseException) -> None:
+        traceback.print_exception(error)
+        os._exit(1)
 
     def forget(self, running: RunningJob) -> None:
         """Forget a job that has ended."""
         self.jobs.pop(running.number, None)
 
-    def wake(self) -> None:
-        """Start a launch whenever the lane's event is signalled. On the lane's thread."""
-        while True:
-            os.eventfd_read(self.event)
-            taken = self.way()
-            run = self.device.new_run(self.launch, 1, lambda: None, self.over.set)
-            run.resize(self.slices)
-            self.lending.report(LANE, taken)
+    # -- what the front does
 
-    def by_plan(self) -> tuple[tuple[int, int], ...]:
-        """Take back by the plan that is there."""
-        return self.lending.take_back(LANE) or ()
+    def hear(self, event: Any) -> None:
+        """Lend, with a plan; book."""
+        if isinstance(event, m.LaneIdle):
+            self.epoch += 1
+            self.job.resize(self.slices, self.epoch)
+            self.lending.plan(m.TakeBackPlan(LANE, 0, event.epoch, ((OFFLINE, self.slices),)))
+            self.idle.set()
+        elif isinstance(event, m.LaneWoke):
+            self.epoch += 1
+            self.job.resize(0, self.epoch, booked=sum(slices for _, slices in event.taken))
+            self.woke.set()
 
-    def by_asking(self) -> tuple[tuple[int, int], ...]:
-        """Ask somebody else what to do before it is done."""
-        self.front.send(b"?")
-        self.front.recv(1)
-        return self.lending.take_back(LANE) or ()
+    # -- an observer of the lane
+
+    def launch_ended(self, launch: EndedLaunch) -> None:
+        """Say what went wrong."""
+        print(f"launch {launch.number} is {launch.state}: {launch.error}", file=sys.stderr)
+
+    def on_left(self) -> None:
+        """Nothing is to be reported."""
+
+    def on_over(self) -> None:
+        """Nothing is to be reported."""
 
     def once(self, side: str, wait_s: float) -> tuple[int, int]:
-        """Return the ns from a signal to the launch's first block, and to an offline one's end."""
-        self.way = self.ways[side]
+        """Return the ns from a record to the launch's first block, and to an offline one's end."""
+        self.lending.asks = side == "asked"
         began = self.began.view.view(np.uint64)
         began[0] = np.iinfo(np.uint64).max
-        self.over.clear()
-        self.lending.idle(LANE)
-        epoch = next(one.epoch for one in reversed(self.sent) if isinstance(one, m.LaneIdle))
-        self.lending.plan(m.TakeBackPlan(LANE, 0, epoch, ((OFFLINE, self.slices),)))
+        if not self.idle.wait(30):
+            raise RuntimeError("the lane has not become idle within 30 s")
+        self.idle.clear()
+        self.woke.clear()
         time.sleep(wait_s)
-        signalled = time.time_ns()  # the clock of %globaltimer
-        os.eventfd_write(self.event, 1)
-        if not self.over.wait(30):
-            raise RuntimeError("the launch in the lane has not ended within 30 s")
+        slot = ring.SLOTS_AT + self.number % ring.SLOTS * ring.SLOT_BYTES
+        address = self.began.address.to_bytes(8, "little")
+        struct.pack_into(
+            "<6I8x8s", self.map, slot, self.number, 0, self.device.sms, 1, 1, 8, address
+        )
+        self.number += 1
+        written = time.time_ns()  # the clock of %globaltimer
+        struct.pack_into("<I", self.map, ring.HEAD, self.number)
+        if struct.unpack_from("<I", self.map, ring.LISTENING)[0]:
+            wake_shared(self.lane._ring.address + ring.HEAD)
+        if not self.woke.wait(30):
+            raise RuntimeError("the lane has not woken within 30 s")
+        end = time.monotonic() + 30
+        while struct.unpack_from("<I", self.map, ring.COMPLETED)[0] != self.number:
+            if time.monotonic() > end:
+                raise RuntimeError("the launch in the lane has not ended within 30 s")
+            time.sleep(0.0005)
         ends = self.ends.view.view(np.uint64).astype(np.int64)
-        after = ends[ends > signalled]
-        first = int(began[0]) - signalled
-        self.epoch += 1
-        self.job.resize(self.slices, self.epoch, booked=self.slices)
-        self.sent.clear()
-        time.sleep(0.002)
-        return first, int(after.min()) - signalled if len(after) else first
+        after = ends[ends > written]
+        first = int(began[0]) - written
+        return first, int(after.min()) - written if len(after) else first
+
+
+class AskingLending(Lending):
+    """Asks somebody before it takes anything back, if it is to."""
+
+    def __init__(self, jobs: dict[int, RunningJob], send: Any, front: socket.socket) -> None:
+        super().__init__(jobs, send)
+        self.asks = False
+        self._front = front
+
+    def take_back(self, lane: int) -> tuple[tuple[int, int], ...] | None:
+        """Take back what a lane has lent."""
+        if self.asks:
+            self._front.send(b"?")
+            self._front.recv(1)
+        return super().take_back(lane)
 
 
 def answer(theirs: socket.socket) -> None:
@@ -160,6 +215,8 @@ def measure(block_ms: float, wakes: int) -> dict[str, dict[str, float]]:
         for number in range(wakes * len(SIDES)):
             side = SIDES[number % len(SIDES)]
             found[side].append(machine.once(side, draw.uniform(0.003, 0.003 + 2 * block_ms / 1e3)))
+        machine.watch.stop()
+        machine.lane.end()
         machine.job.end()
     rows = {}
     for side, times in found.items():
