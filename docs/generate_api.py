@@ -148,7 +148,7 @@ def _signature(name: str, thing: Any) -> Iterator[str]:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """A docstring as Markdown: its sections become bold words with lists below them."""
+    """Return a docstring as Markdown: its sections become bold words with lists below them."""
     listing = False
     for line in text.replace("``", "`").splitlines():
         if _SECTION.fullmatch(line):
@@ -171,7 +171,7 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def _problem(module: Any) -> str:
-    """The paragraph of a module's docstring that begins with "Problem:"."""
+    """Return the paragraph of a module's docstring that begins with "Problem:"."""
     for paragraph in (inspect.getdoc(module) or "").split("\n\n"):
         if paragraph.startswith("Problem: "):
             return " ".join(paragraph.removeprefix("Problem: ").replace("``", "`").split())

@@ -79,7 +79,7 @@ def client_page() -> str:
 
 
 def _arguments() -> str:
-    """The part of the packer's description that is the user's business."""
+    """Return the part of the packer's description that is the user's business."""
     return (
         inspect.cleandoc(argument_packer.__doc__ or "")
         .partition("What is accepted:\n\n")[2]

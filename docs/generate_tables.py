@@ -172,7 +172,7 @@ def _reasons(rule: Callable[..., Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(node: ast.expr, assigned: dict[str, ast.expr]) -> str:
-    """A string expression as people read it, with "..." for what differs from kernel to kernel."""
+    """Return a string expression as people read it, with "..." for what differs by kernel."""
     match node:
         case ast.Constant():
             return str(node.value)

@@ -52,7 +52,7 @@ class DeviceTable:
         self._settings = settings
 
     def ready(self, event: ev.DeviceReady) -> None:
-        """A host of the device is up: prepare it for the jobs that wait for that."""
+        """Prepare a host that is up for the jobs that wait for it."""
         now_ns = self._job_table.now_ns
         device = self._devices.get(event.device)
         if device is None:
@@ -80,7 +80,7 @@ class DeviceTable:
                 self._job_table.prepare(job)
 
     def failed(self, event: ev.DeviceFailed) -> None:
-        """The device's host is lost, and with it what ran there."""
+        """Take notice that the device's host is lost, and with it what ran there."""
         device = self._devices.get(event.device)
         if device is None:
             return

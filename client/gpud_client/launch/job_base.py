@@ -96,12 +96,12 @@ class JobBase(Displayed):
         return f"<{type(self).__name__} {self.id} {self._what}: {state}>"
 
     def _display(self) -> Display:
-        """What is known without asking the daemon; jobs that block ask it."""
+        """Return what is known without asking the daemon; jobs that block ask it."""
         ended = self._settled
         return self._shown(self._final_state() if ended else "not ended", self._final_progress())
 
     def _displayed(self, row: dict[str, Any] | None) -> Display:
-        """What a row of topic "jobs" says, and what is known where there is none."""
+        """Return what a row of topic "jobs" says, or what is known where there is none."""
         if row is None:
             return JobBase._display(self)
         done, total = row["progress"]

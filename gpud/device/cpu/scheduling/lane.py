@@ -64,13 +64,13 @@ class LaneObserver(Protocol):
     """Whoever is told what happens to a lane; on any thread."""
 
     def launch_ended(self, launch: EndedLaunch) -> None:
-        """A launch has ended that did not simply run to its end."""
+        """Take notice of a launch that did not simply run to its end."""
 
     def on_left(self) -> None:
-        """Blocks have left."""
+        """Take notice that blocks have left."""
 
     def on_over(self) -> None:
-        """The lane has ended; the last call."""
+        """Take notice that the lane has ended; the last call."""
 
 
 class CPULane:

@@ -117,7 +117,7 @@ class Slot:
             self.orders[:, _NAMED] = cw.named_at(job, bitmap)
 
     def count_change(self) -> None:
-        """Number a change that was made."""
+        """Count a change that was made."""
         if self.said is not None:
             self.said += 1
 
