@@ -144,9 +144,8 @@ def reason(code: str, text: str, ins: Instruction | None = None) -> Reason:
 def _unresolved_external(case: Case) -> Reason | None:
     for name, ins in case.call_graph.externals(case.entry).items():
         if name not in KNOWN_EXTERNALS:
-            what = f"calls {name}, not defined"
-            if _launches(name):
-                what = "launches from the device: submit the kernels one after the other instead"
+            launches = "launches from the device, which only clients can (gpu.sequence)"
+            what = launches if _launches(name) else f"calls {name}, not defined"
             return reason("unresolved-external", what, ins)
     return None
 
@@ -178,12 +177,10 @@ def _launches(name: str) -> bool:
 def _texture(case: Case) -> Reason | None:
     ins = case.first(TEXTURE | SURFACE)
     if ins is not None:
-        text = "uses a texture or a surface in a way that gpud has no code for"
-        return reason("texture", text, ins)
+        return reason("texture", "uses a texture or a surface as gpud has no code for", ins)
     kinds = ("texref", "surfref", "samplerref")
     if any(p.type.lstrip(".") in kinds for p in case.function.parameters):
-        text = "takes a texture, surface or sampler reference as a parameter: pass an object"
-        return reason("texture", text)
+        return reason("texture", "takes a texture, surface or sampler that is no object")
     return None
 
 
