@@ -23,6 +23,8 @@ reset before the batch, outside of the timed span. The sides:
 ``own cache``    the same, with the driver's default split into cache and shared memory for all
 ``no bus``       ``own words`` with the status records in device memory as well and no polls of host
                  memory: nothing crosses the bus, so the rest of the cost is that of the loop
+``in advance``   ``rewritten`` with one task block claimed in advance at least, which a released
+                 block would give back (`gpud.device.cuda.program.give_back`)
 ``chunk counts`` ``rewritten``, where gpud claims several task blocks, with what is done counted
                  once for each chunk (`gpud.device.cuda.program.count_chunks`)
 ``singly``       ``rewritten`` with claims of one task block, where gpud would claim several
@@ -63,6 +65,7 @@ SIDES = (
     "own words",
     "own cache",
     "no bus",
+    "in advance",
     "singly",
     "chunk counts",
 )
@@ -226,6 +229,10 @@ def measure(
     for one in forms.values():
         one.words.claim(chosen)
         one.words.pace(1e3 * once * blocks / total)
+    forms["in advance"] = Persistent(
+        gpu, loaded(cuda, program, give_back=True), program, arrays, MOST_BATCH, give_back=True
+    )
+    forms["in advance"].words.claim(Claims(chosen.chunk, max(1, chosen.ahead)))
     if chosen != ONE_AT_A_TIME:
         forms["singly"] = form(kernel)
         forms["chunk counts"] = form(loaded(cuda, program, chunk_counts=True))

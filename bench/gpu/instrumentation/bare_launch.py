@@ -24,6 +24,7 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.program.by_value import News, encode_addresses, job_values
 from gpud.device.cuda.program.forward_news import look_limit
+from gpud.device.cuda.program.give_back import stack_bytes, stack_head
 from gpud.device.interface import pack_parameters
 
 __all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
@@ -69,6 +70,7 @@ class Words:
         blocks: persistent blocks of each.
         own: whether launch records are in device memory, not in host memory.
         own_status: whether status records are, too.
+        give_back: whether claims can be given back; nothing is released here, so none is.
 
     Attributes:
         controls: the address of each launch record.
@@ -77,9 +79,13 @@ class Words:
 
     def __init__(
         self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool,
-        own_status: bool = False,
+        own_status: bool = False, give_back: bool = False,
     ) -> None:  # fmt: skip
         self._grid, self._count = grid, count
+        self._stacks: Buffer | None = None
+        if give_back:
+            heads = np.frombuffer(stack_head(0) * count, np.uint8)
+            self._stacks, self._heads = gpu.buffer(heads), heads
         self._jobs = gpu.buffer(np.zeros(count * cw.JOB_BYTES, np.uint8))
         self.claim(cw.ONE_AT_A_TIME)
         status = cw.status_record(blocks)
@@ -112,7 +118,13 @@ class Words:
         limit = look_limit(self._blocks, block_ns)
         news = News(self._said.address, self._seen.address, limit)
         self.values = [
-            encode_addresses(self._jobs.address + n * cw.JOB_BYTES, status, 0, news)
+            encode_addresses(
+                self._jobs.address + n * cw.JOB_BYTES,
+                status,
+                0,
+                news,
+                self._stacks.address + n * stack_bytes(0) if self._stacks is not None else 0,
+            )
             for n, status in enumerate(self._statuses)
         ]
 
@@ -126,6 +138,8 @@ class Words:
         """Restore the initial words of all launches; none of them runs."""
         self._jobs.set(self._first)
         self._host.words[:] = self._fresh
+        if self._stacks is not None:
+            self._stacks.set(self._heads)
         if self._status is not None:
             self._status.set(self._fresh.view(np.uint8))
 
@@ -157,7 +171,7 @@ class Native:
 def loaded(
     cuda: Any, program: OneProgram, *, bounds_checks: bool = False, own_words: bool = False,
     own_cache: bool = False, news: bool = False, most_shared: bool = False,
-    chunk_counts: bool = False,
+    chunk_counts: bool = False, give_back: bool = False,
 ) -> Any:  # fmt: skip
     """Load the kernel in persistent form, as a session's is.
 
@@ -170,13 +184,16 @@ def loaded(
             memory, instead of the one that gpud sets for kernels with shared memory.
         news: whether it reads its orders only when there is news; there never is.
         chunk_counts: whether it counts what is done by chunks.
+        give_back: whether its blocks give claims back.
         most_shared: whether it asks for the most shared memory of an SM in any case, as gpud has
             kernels do that use some.
     """
     ptx = compile_program(
         program.cuda, form="persistent", bounds_checks=bounds_checks, kill=False
     ).ptx
-    module = cuda.load(ptx, host_poll=own_words, news=news, chunk_counts=chunk_counts)
+    module = cuda.load(
+        ptx, host_poll=own_words, news=news, chunk_counts=chunk_counts, gives_back=give_back
+    )
     kernel = module.kernel(program.entry)
     if most_shared:
         kernel.share_sms()
@@ -197,6 +214,7 @@ class Persistent:
         most: launches of a batch at most.
         own_words: whether launch records are in device memory.
         own_status: whether status records are, too: the host counts nothing then.
+        give_back: whether claims can be given back.
 
     Attributes:
         blocks: persistent blocks of a launch.
@@ -205,7 +223,7 @@ class Persistent:
 
     def __init__(
         self, gpu: Gpu, kernel: Any, program: OneProgram, arrays: Arrays, most: int, *,
-        own_words: bool = False, own_status: bool = False,
+        own_words: bool = False, own_status: bool = False, give_back: bool = False,
     ) -> None:  # fmt: skip
         self._kernel = kernel  # which keeps the program loaded
         self.function = Function(gpu, kernel.handle, kernel.placed)
@@ -216,7 +234,8 @@ class Persistent:
         grid = arrays.launch.grid
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
-        self.words = Words(gpu, most, grid, self.blocks, own=own_words, own_status=own_status)
+        self.words = Words(gpu, most, grid, self.blocks, own=own_words,
+                           own_status=own_status, give_back=give_back)  # fmt: skip
 
     def prepare(self) -> None:
         """Reset the control words; nothing runs."""

@@ -225,6 +225,7 @@ class CUDADevice:
         host_poll: bool | None = None,
         news: bool | None = None,
         chunk_counts: bool = False,
+        gives_back: bool = False,
     ) -> CUDAModule:
         """Load a PTX program; see `CUDAModule`.
 
@@ -234,6 +235,7 @@ class CUDADevice:
             host_poll: see `CUDAModule`; None: what the release path needs.
             news: likewise.
             chunk_counts: see `CUDAModule`.
+            gives_back: likewise.
         """
         with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
@@ -243,7 +245,7 @@ class CUDADevice:
             self.context, text, arena, self.device_blocks,
             host_poll=release.host_poll if host_poll is None else host_poll,
             news=release.news if news is None else news, chunk_counts=chunk_counts,
-            dump=self._dump,
+            gives_back=gives_back, dump=self._dump,
         )  # fmt: skip
         handle = module.release()
         self._programs[int(handle)] = handle

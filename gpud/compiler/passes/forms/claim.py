@@ -74,7 +74,7 @@ from gpud.compiler.ptx.model import (
     immediate,
 )
 
-__all__ = ["add_claim"]
+__all__ = ["add_claim", "branch_if_released"]
 
 _LAST = 8  # offset from the slots of ``last``, the last task block that the block holds
 _PAIR_SHIFT = words.BLOCKS_A_PAIR.bit_length() - 1
@@ -116,7 +116,7 @@ def add_claim(
         chunk = code.register("chunk")
         _take_held(code, slot, claim)
     code("mov.u32", claim, immediate(words.NOTHING))
-    _branch_if_released(code, publish, code.label("stays"))
+    branch_if_released(code, publish, code.label("stays"))
     code("atom.global.add.u32", claim, Address(own, words.NEXT), chunk)
     if several:
         code.place(code.label("check"))
@@ -132,7 +132,7 @@ def add_claim(
     code.place(met)
 
 
-def _branch_if_released(code: CodeBuilder, released: Symbol, stays: Symbol) -> None:
+def branch_if_released(code: CodeBuilder, released: Symbol, stays: Symbol) -> None:
     """Branch to ``released`` if the block was told to release, else fall through to ``stays``."""
     ctl, job, word = (code.register(name, "b64") for name in ("control", "job", "word"))
     orders = code.register("orders", "b64")
@@ -213,7 +213,7 @@ def _claim_in_advance(code: CodeBuilder, claim: Register, met: Symbol) -> None:
     code("setp.ne.u32", wants, advance, 0)
     code("setp.eq.and.u32", wants, claim, last, wants)
     code("bra", met, unless=wants)
-    _branch_if_released(code, met, code.label("again"))
+    branch_if_released(code, met, code.label("again"))
     code("or.b32", last, advance, immediate(_PENDING))
     code("st.shared.u32", Address(code.register("rest"), _LAST), last)
     own, ahead = code.register("own", "b64"), code.register("ahead")

@@ -13,7 +13,8 @@ there when the kernel begins. The records stay complete, for functions that are 
 The CPU device has no such operands, so only programs for a GPU are changed, as they are loaded.
 
 The structure: the addresses of job record and status record, the sub-grid's first task block, three
-words for `gpud.device.cuda.program.forward_news`, and the first `_JOB_BYTES` bytes of the job
+words for `gpud.device.cuda.program.forward_news`, one for `gpud.device.cuda.program.give_back`, and
+the first `_JOB_BYTES` bytes of the job
 record as they are before the launch.
 
 Properties:
@@ -53,6 +54,7 @@ __all__ = [
     "LOOK_LIMIT",
     "NEWS",
     "NO_NEWS",
+    "RETURNED",
     "SAID",
     "VALUE_BYTES",
     "News",
@@ -64,11 +66,14 @@ __all__ = [
 ]
 
 _SUFFIX: Final = "_values"
-_ADDRESSES = struct.Struct("<QQIIQQ")
+_ADDRESSES = struct.Struct("<QQIIQQQ")
 LOOK_LIMIT: Final = 20
 SAID: Final = 24
 NEWS: Final = 32
 """Offsets of the words for `gpud.device.cuda.program.forward_news`."""
+
+RETURNED: Final = 40
+"""Offset of the address of the stack of `gpud.device.cuda.program.give_back`; 0: there is none."""
 
 JOB_AT: Final = _ADDRESSES.size
 """Offset of the beginning of the job record."""
@@ -111,16 +116,21 @@ NO_NEWS: Final = News()
 """Of kernels that read their orders before every claim."""
 
 
-def encode_addresses(job: int, status: int, base: int, news: News = NO_NEWS) -> bytes:
-    """Return the structure's beginning for one launch; `job_values` follow it."""
-    return _ADDRESSES.pack(job, status, base, news.limit, news.said, news.seen)
+def encode_addresses(
+    job: int, status: int, base: int, news: News = NO_NEWS, returned: int = 0
+) -> bytes:
+    """Return the structure's beginning for one launch; `job_values` follow it.
+
+    ``returned``: address of the stack of claims that are given back; 0: there is none.
+    """
+    return _ADDRESSES.pack(job, status, base, news.limit, news.said, news.seen, returned)
 
 
 def write_addresses(
     buffer: bytearray, offset: int, job: int, status: int, base: int, news: News
 ) -> None:
     """Write `encode_addresses` into a buffer."""
-    _ADDRESSES.pack_into(buffer, offset, job, status, base, news.limit, news.said, news.seen)
+    _ADDRESSES.pack_into(buffer, offset, job, status, base, news.limit, news.said, news.seen, 0)
 
 
 def job_values(record: bytes) -> bytes:

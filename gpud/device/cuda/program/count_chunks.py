@@ -4,8 +4,8 @@ Problem: a persistent block counts each task block that it has done with an atom
 all blocks of the job share. Short task blocks are claimed several at a time, and counted singly.
 
 Approach: the leader counts in a word of shared memory, and adds that to ``done`` when it has
-reached ``chunk``, and when the block leaves. Where ``chunk`` is 1, each is added at once, as it is
-without this. Nobody waits for the atomic in either case; a GPU has to show whether fewer of them are worth the
+reached ``chunk``, and when the block leaves. Where ``chunk`` is 1, each is added at once. Nobody
+waits for the atomic in either case; a GPU has to show whether fewer of them are worth the
 instructions, so nothing is loaded so but by ``bench/gpu/rewrite_cost.py``.
 
 Properties:

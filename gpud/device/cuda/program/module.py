@@ -45,6 +45,7 @@ from gpud.device.cuda.program.by_value import is_values, pass_by_value
 from gpud.device.cuda.program.count_chunks import count_chunks
 from gpud.device.cuda.program.device_bytes import DeviceBytes
 from gpud.device.cuda.program.forward_news import add_news
+from gpud.device.cuda.program.give_back import give_back
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.program.host_poll import add_host_poll
 from gpud.device.cuda.program.report_blocks import is_rewritten, report_blocks
@@ -158,6 +159,7 @@ class CUDAModule:
         host_poll: whether its kernels also poll host memory: their launch records are not there.
         news: whether they read their orders only when there is news of them.
         chunk_counts: whether they count what is done by chunks.
+        gives_back: whether released blocks give back what they have claimed in advance.
         dump: writes what is loaded; None: nobody wants to see it.
 
     Attributes:
@@ -181,10 +183,12 @@ class CUDAModule:
         host_poll: bool = False,
         news: bool = False,
         chunk_counts: bool = False,
+        gives_back: bool = False,
         dump: DumpFolder | None = None,
     ) -> None:
         flat = flatten_module(parse(text))
         changed = pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat))
+        changed = give_back(changed) if gives_back else changed
         changed = count_chunks(changed) if chunk_counts else changed
         program = visible(add_news(changed) if news else changed)
         self.context = context
