@@ -19,8 +19,8 @@ The stack, in device memory, zeroed in front of each run but for its capacity::
 
 Why no claim is lost or taken twice: a node is used for one claim only, so ``top`` never has a value
 again that it had before, and a compare-and-swap that finds what was read has found that nothing
-happened in between (there is no ABA problem). It is complete before it is on the stack (a memory
-fence), and read after it was found there (another).
+happened in between (there is no ABA problem). Its words are written before it is on the stack, and
+read after it was found there, with a memory fence in between each time.
 
 Properties:
 * ``once``: each claim that is given back is taken by one block, in this launch or a later one;
