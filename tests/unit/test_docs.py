@@ -16,6 +16,7 @@ from docs.generate import DOCS, PAGES
 from docs.generate_tables import CODE_GENERATOR
 from gpud.device.cpu.lower import LOWERINGS
 from gpud.errors import REJECTIONS, error_classes
+from gpud.errors.findings import FindingKind
 from tests.conformance.common_opcodes import WITHOUT_TYPES
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,12 @@ def test_the_ptx_page_has_every_opcode_of_real_programs() -> None:
     bases = {spelling.partition(".")[0] for spelling in WITHOUT_TYPES}
     assert {base for base in bases if f"| `{base}` |" not in page} == set()
     assert set(CODE_GENERATOR).isdisjoint(LOWERINGS)
+
+
+def test_the_page_on_checking_has_every_kind_of_finding() -> None:
+    page = (ROOT / "docs/howto/check-a-kernel.md").read_text()
+    table = page.partition("| `kind` |")[2].partition("\n\n")[0]
+    assert re.findall(r"(?m)^\| `([a-z-]+)` \|", table) == [kind.word for kind in FindingKind]
 
 
 def test_the_reasons_page_has_every_code() -> None:

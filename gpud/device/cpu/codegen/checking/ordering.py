@@ -25,6 +25,8 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpud.checked_memory import (
     INTERVAL_BYTES,
     INTERVALS,
@@ -301,26 +303,49 @@ def _define_race(ir: IRModule, state: BlockState) -> None:
                 f"i64 %address, i32 %how, i64 %array, i64 %size, i64 {word})"
             )
 
+    # Neighbouring bytes mostly have the same words: each different one is looked up once.
+    seen = {name: e.alloca("i64", name) for name in ("write", "read")}
+    known = {name: e.alloca("i1", f"{name}.known") for name in ("write", "read")}
+    for slot in seen.values():
+        e.do(f"store i64 0, ptr {slot}")
+    for slot in known.values():
+        e.do(f"store i1 false, ptr {slot}")
+
+    def looked_up(name: str, word: str, ask: Callable[[str], str]) -> str:
+        """Return ``ask(word)``, an i1, as it was for the byte before if the word is the same."""
+        with e.when(w.test("ne", word, e.value(f"load i64, ptr {seen[name]}"))):
+            e.do(f"store i64 {word}, ptr {seen[name]}")
+            e.do(f"store i1 {ask(word)}, ptr {known[name]}")
+        return e.value(f"load i1, ptr {known[name]}")
+
+    def later(word: str) -> str:
+        ordered = e.value(f"call i1 @{_ORDERED}(ptr %b, i32 %thread, i64 {word}, i1 {shared})")
+        return w.negated(ordered)
+
     with e.count("0", "%count", "i64") as index:
         skip = w.mul(index, 8)
         written, read = w.add("%writes", skip), w.add("%reads", skip)
         last_write, last_read = w.load(written), w.load(read)
         yes, no, done = e.label("write"), e.label("read"), e.label("done")
-        with e.when(races(last_write)):
+        with e.when(looked_up("write", last_write, races)):
             with e.when(writes):
                 tell(FindingKind.WRITE_WRITE, last_write)
             with e.when(w.negated(writes)):
                 tell(FindingKind.READ_WRITE, last_write)
         e.branch(writes, yes, no)
         e.place(yes)
-        with e.when(races(last_read)):
+        with e.when(looked_up("read", last_read, races)):
             tell(FindingKind.READ_WRITE, last_read)
         w.store(mine, written)
         e.jump(done)
         e.place(no)
         # Another thread that has read it too must be remembered: its word stays, and is marked.
-        free = e.value(f"call i1 @{_ORDERED}(ptr %b, i32 %thread, i64 {last_read}, i1 {shared})")
-        w.store(w.choose(free, mine, w.op("or", last_read, MANY)), read)
+        now = w.test("ult", w.op("xor", last_read, mine), 1 << INTERVAL_SHIFT)
+        many = w.test("ne", w.op("and", last_read, MANY), 0)
+        own = w.test("ult", w.op("xor", last_read, mine), 1 << THREAD_SHIFT)
+        with e.when(w.negated(w.both(now, w.either(many, own)))):
+            shared_read = looked_up("read", last_read, later)
+            w.store(w.choose(shared_read, w.op("or", last_read, MANY), mine), read)
         e.jump(done)
         e.place(done)
     e.end("ret void")
