@@ -236,8 +236,8 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
     @operation
     def workload(
         self,
-        persistent: int | str,
-        temporary: int | str,
+        persistent: int | str | None = None,
+        temporary: int | str | None = None,
         offset: int | str = OFFSET,
         weight: int = 1,
         *,
@@ -246,11 +246,15 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         """Open a workload: a loop that takes turns with others with a device's memory.
 
         Waits until there is room for what it keeps, beside what others keep and the largest
-        temporary need. Sizes are bytes, or text such as ``"2GiB"``.
+        temporary need. Sizes are bytes, or text such as ``"2GiB"``. Without sizes it learns them:
+        it has all memory that is left, half for each kind, until its first iteration has ended, and
+        keeps what that has used.
 
         Args:
-            persistent: What lives across iterations, such as weights and optimiser state.
-            temporary: What lives within an iteration, at most, such as activations.
+            persistent: What lives across iterations, such as weights and optimiser state; None: to
+                be learned.
+            temporary: What lives within an iteration, at most, such as activations; None: to be
+                learned.
             offset: Room in which the persistent memory can grow; it counts as used.
             weight: The length of its turns beside those of others, 1 to 1000.
             device: On which device; None: the daemon chooses, and `Workload.reason` says why.

@@ -10,6 +10,8 @@ __all__ = ["ALIGNMENT", "MemoryPart", "MemoryRange"]
 ALIGNMENT = 256
 """Bytes to which arrays are aligned, as a driver's own allocations are."""
 
+_PAGE_BYTES = 4096  # of which the daemon gives whole ones
+
 
 class MemoryRange:
     """A range of device addresses, and the parts of it that arrays have. Thread-safe.
@@ -74,6 +76,14 @@ class MemoryRange:
             if size > self.size:
                 self._insert(self.size, size)
                 self.size = size
+
+    def trim(self) -> None:
+        """Make the range end behind the part that has reached farthest, at a whole page."""
+        with self._lock:
+            size = -(-max(1, self.peak) // _PAGE_BYTES) * _PAGE_BYTES
+            if size < self.size:
+                self.size = size
+                self._holes = [(a, min(b, size)) for a, b in self._holes if a < size]
 
     def _settle(self) -> None:
         waiting = []

@@ -168,8 +168,11 @@ class TurnBase(_Memory[ArrayT]):
         for array in list(self._arrays):
             array._withdraw(_OVER)
         ended = workload._leave(begun=True)
-        if ended is not None and not workload.closed:
-            yield Notification(ended)
+        if not workload.closed:
+            if ended is not None:
+                yield Notification(ended)
+            if workload._learns is not None and not self._last:
+                yield Notification(workload._fitted(self._range))
         if self._last:
             yield from workload._end()
 
@@ -184,8 +187,11 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
 
     _turn_class: type[TurnT]
 
-    def __init__(self, session: Any, opened: wm.WorkloadOpened, device: Device) -> None:
+    def __init__(
+        self, session: Any, opened: wm.WorkloadOpened, device: Device, learns: int | None
+    ) -> None:
         self._workload = self
+        self._learns = learns  # the offset in bytes; None: its sizes are known
         self._session = session
         self._core: ProtocolState = session._core
         self._channel = session._channel
@@ -387,6 +393,16 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         """Return the session's jobs on the device that have not ended."""
         return [job for job in list(self._core.jobs.values()) if job._device is self._device]
 
+    def _fitted(self, temporary: MemoryRange) -> wm.FitWorkload:
+        """End learning: keep what the first iteration has used, and give back the rest."""
+        assert self._learns is not None
+        offset, self._learns = self._learns, None
+        temporary.trim()
+        self._range.trim()
+        size = temporary.size if temporary.peak else 0
+        self._temporary = self._temporary[0], size
+        return wm.FitWorkload(self._number, self._range.size, size, offset)
+
     def _new_range(self) -> MemoryRange:
         return MemoryRange(*self._temporary, self._core.jobs.keys())
 
@@ -399,15 +415,20 @@ def open_workload(
     session: Any,
     cls: type[Any],
     device: Device | None,
-    sizes: tuple[int | str, int | str, int | str],
+    sizes: tuple[int | str | None, int | str | None, int | str],
     weight: int,
 ) -> Operation[Any]:
     """Ask for memory for a workload, and wait until there is room for it."""
-    persistent, temporary, offset = (
-        _size(what, size)
-        for what, size in zip(("persistent", "temporary", "offset"), sizes, strict=True)
+    persistent, temporary = (
+        None if size is None else _size(name, size)
+        for name, size in zip(("persistent", "temporary"), sizes, strict=False)
     )
-    if not persistent:
+    offset = _size("offset", sizes[2])
+    if (persistent is None) != (temporary is None):
+        raise ValueError(
+            "give both persistent and temporary, or neither: then the first iteration shows them"
+        )
+    if persistent == 0:
         raise ValueError("persistent is the memory that the workload keeps, 1 byte or more, not 0")
     if isinstance(weight, bool) or not isinstance(weight, int):
         raise TypeError(f"weight is a whole number from 1 to 1000, not {weight!r}")
@@ -416,10 +437,11 @@ def open_workload(
     core: ProtocolState = session._core
     index = None if device is None else device.index
     opened = yield Request(
-        lambda request: wm.OpenWorkload(request, index, persistent, temporary, offset, weight),
+        lambda request: wm.OpenWorkload(request, index, persistent, temporary or 0, offset, weight),
         undo=lambda opened: core.garbage.append(wm.CloseWorkload(0, opened.workload)),
     )
-    workload = cls(session, opened, session._devices[opened.device])
+    learns = offset if persistent is None else None
+    workload = cls(session, opened, session._devices[opened.device], learns)
     core.workloads[opened.workload] = workload
     return workload
 

@@ -34,8 +34,8 @@ from gpud.wire.message_table import MessageTable, Sender
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena",
     "AskHistory", "Began", "BeginIteration", "Cancel", "CloseWorkload", "Compile", "Compiled",
-    "Describe", "Download", "Drain", "EndIteration", "Failed", "Finished", "Follow", "Free",
-    "Goodbye", "GrowWorkload", "Happened", "Hello", "LaunchRecord", "Measure", "Measured",
+    "Describe", "Download", "Drain", "EndIteration", "Failed", "Finished", "FitWorkload", "Follow",
+    "Free", "Goodbye", "GrowWorkload", "Happened", "Hello", "LaunchRecord", "Measure", "Measured",
     "OpenWorkload", "Pause", "Query", "ReadSymbol", "Reload", "Resize", "Resume", "SetSetting",
     "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
 ]  # fmt: skip
@@ -385,14 +385,17 @@ class Drain(NamedTuple):
 class OpenWorkload(NamedTuple):
     """Ask for memory for a workload; answered by `WorkloadOpened`, when there is room for it.
 
-    Refused if no device can ever hold it.
+    Refused if no device can ever hold it. A workload that does not know what it needs gets half of
+    what is left for each kind, and is to say with `FitWorkload` what it needs of that.
     """
 
     request: Request
     device: Annotated[
         int | None, optional(uint(8)), "index of the device in `Welcome`; nil: the daemon chooses"
     ]
-    persistent: Annotated[int, uint(63, least=1), "bytes that live across iterations"]
+    persistent: Annotated[
+        int | None, optional(uint(63, least=1)), "bytes that live across iterations; nil: not known"
+    ]
     temporary: Annotated[int, uint(63), "bytes that live within an iteration, at most"]
     offset: Annotated[int, uint(63), "bytes by which the persistent memory may grow"]
     weight: Annotated[int, uint(16, least=1, most=1000), "the length of its turns beside others'"]
@@ -431,6 +434,16 @@ class GrowWorkload(NamedTuple):
     request: Request
     workload: Workload
     size: Annotated[int, uint(63, least=1), "bytes in all"]
+
+
+@_client(35)
+class FitWorkload(NamedTuple):
+    """Say what a workload needs that did not know it: the rest is given back. Not answered."""
+
+    workload: Workload
+    persistent: Annotated[int, uint(63, least=1), "bytes that live across iterations"]
+    temporary: Annotated[int, uint(63), "bytes that live within an iteration, at most"]
+    offset: Annotated[int, uint(63), "bytes by which it may grow; less if there is not as much"]
 
 
 @_client(34)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
@@ -234,6 +235,63 @@ def test_persistent_memory_grows_at_its_place_as_far_as_its_offset() -> None:
         second.free()
         assert work.zeros(4).ptr == before + (1 << 20)
         np.testing.assert_array_equal(first.get(), np.arange(1 << 17))
+
+
+def trace(seed: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """What a training loop allocates, in bytes: what it keeps, and temporary sizes with lives.
+
+    A temporary array is freed when so many others have been made after it; as frameworks cache
+    what they free, an odd seed's live until the iteration ends.
+    """
+    chance = random.Random(seed)
+    keeps = [chance.choice((1 << 10, 1 << 14, 1 << 18)) for _ in range(chance.randint(1, 12))]
+    layers = [chance.randrange(1 << 10, 1 << 19) for _ in range(chance.randint(1, 10))]
+    forward = [(size, 2 * (len(layers) - number)) for number, size in enumerate(layers)]
+    backward = [(size, 1) for size in reversed(layers)]
+    lives = [(size, 1000 if seed % 2 else life) for size, life in [*forward, *backward]]
+    return keeps, lives
+
+
+def run_trace(turn: Any, lives: list[tuple[int, int]]) -> int:
+    """Allocate and free as a trace says; returns the most bytes that lived at once."""
+    alive: dict[int, tuple[Any, int, int]] = {}
+    most = 0
+    for number, (size, life) in enumerate(lives):
+        for old in [one for one, (_, _, until) in alive.items() if until < number]:
+            alive.pop(old)[0].free()
+        alive[number] = turn.empty(size, np.uint8), -(-size // 256) * 256, number + life
+        most = max(most, sum(size for _, size, _ in alive.values()))
+    return most
+
+
+def test_a_workload_without_sizes_learns_them() -> None:
+    with serving("--memory", "64MiB") as daemon, gc.connect(daemon.path) as gpu:
+        for seed in range(20):
+            keeps, lives = trace(seed)
+            work = gpu.workload(offset="64KiB")
+            assert gpu.query("workloads")["devices"][0]["temporary_bytes"] == 32 << 20
+            kept = [work.zeros(size, np.uint8) for size in keeps[:-1]]
+            with work.iteration() as turn:
+                kept.append(work.array(np.full(keeps[-1], 7, np.uint8)))  # as optimisers do
+                most = run_trace(turn, lives)
+            persistent = sum(-(-size // 256) * 256 for size in keeps)
+            assert persistent <= work.persistent <= 1.05 * persistent + 4096
+            assert most <= work.temporary <= 1.05 * most + 4096, seed
+            row = gpu.query("workloads")["workloads"][0]
+            assert row["persistent_bytes"] == work.persistent
+            assert (row["offset_bytes"], row["temporary_bytes"]) == (64 << 10, work.temporary)
+            with gc.connect(daemon.path) as other:  # there is room again
+                beside = other.workload("30MiB", "1MiB", offset=0)
+                for _ in range(2):
+                    with beside.iteration():
+                        pass
+                    with work.iteration() as turn:
+                        assert run_trace(turn, lives) == most
+            assert (kept[-1].get() == 7).all()
+            assert work.zeros(32 << 10, np.uint8).get().sum() == 0  # within its offset
+            work.close()
+        with pytest.raises(ValueError, match="both persistent and temporary, or neither"):
+            gpu.workload("1MiB")
 
 
 def test_what_cannot_be_is_refused_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,8 +55,17 @@ def history_of_loans(ledger: Ledger, steps: int = 400) -> None:
             ledger.set_zone(0, zone)
         elif arrays and chance.random() < 0.5:
             address = chance.choice(sorted(arrays))
-            ledger.free(session, 0, address)
-            del arrays[address]
+            if arrays[address] > PAGE_BYTES:
+                left = chance.randrange(1, arrays[address] // PAGE_BYTES + 1) * PAGE_BYTES
+                given = ledger.shrink(session, 0, address, left)
+                assert (given is None) == (left == arrays[address])
+                assert given is None or given[2:] == (address + left, arrays[address] - left)
+                arrays[address] = left
+            else:
+                ledger.free(session, 0, address)
+                del arrays[address]
+        elif loans and chance.random() < 0.3:
+            ledger.shrink(session, 0, chance.choice(loans), 1)
         elif size <= ledger.available_bytes(session, 0):
             arrays[ledger.allocate(session, 0, size)] = -(-size // PAGE_BYTES) * PAGE_BYTES
         ledger.validate()

@@ -55,11 +55,11 @@ class Workloads(RuleBasedStateMachine):
         return [n for n, one in self.simulation.workloads.items() if one.iterating]
 
     @rule(
-        need=st.builds(Need, PAGES | FEW, SMALL, SMALL),
+        need=st.none() | st.builds(Need, PAGES | FEW, SMALL, SMALL),
         weight=st.integers(1, 4),
         device=st.sampled_from([None, 0, 1]),
     )
-    def open(self, need: Need, weight: int, device: int | None) -> None:
+    def open(self, need: Need | None, weight: int, device: int | None) -> None:
         if len(self.simulation.workloads) < 12:
             self.simulation.open(need, weight, device)
 
@@ -87,6 +87,16 @@ class Workloads(RuleBasedStateMachine):
     @rule(data=st.data(), size=st.integers(1, 40 * PAGE_BYTES))
     def grow(self, data: st.DataObject, size: int) -> None:
         self.simulation.grow(self._choose(data, self._admitted), size)
+
+    @property
+    def _learning(self) -> list[int]:
+        known = self.simulation.workloads
+        return [number for number in self._admitted if known[number].opened.need is None]
+
+    @precondition(lambda self: self._learning)
+    @rule(data=st.data(), parts=st.tuples(*3 * [st.floats(0, 1)]))
+    def fit(self, data: st.DataObject, parts: tuple[float, float, float]) -> None:
+        self.simulation.fit(self._choose(data, self._learning), parts)
 
     @rule(device=st.integers(0, 1), size=st.integers(0, 50 * PAGE_BYTES))
     def change_memory(self, device: int, size: int) -> None:
@@ -133,7 +143,10 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
         draw = chance.random()
         if known is None or (draw < 0.04 and len(workloads) < 8):
             need = Need(PAGE_BYTES + size(chance.choice((20, 34, 90))), size(22), size(12))
-            simulation.open(need, chance.randint(1, 3), chance.choice((None, 0, 1)))
+            learns = chance.random() < 0.1
+            simulation.open(
+                None if learns else need, chance.randint(1, 3), chance.choice((None, 0, 1))
+            )
         elif draw < 0.06:
             simulation.close(one)
         elif draw < 0.09:
@@ -142,6 +155,8 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
             simulation.clear(chance.choice(sorted(simulation.clearing)))
         elif known.device is None:
             simulation.wait(chance.randrange(40))
+        elif draw < 0.13 and known.opened.need is None:
+            simulation.fit(one, (chance.random(), chance.random(), chance.random()))
         elif draw < 0.11:
             simulation.grow(one, size(40))
         elif known.iterating:
@@ -163,7 +178,8 @@ def test_histories_keep_every_promise() -> None:
     logs = [history(seed).log for seed in range(4)]
     commands = {type(command) for log in logs for _, given in log for command in given}
     assert commands == {
-        m.Admit, m.Refuse, m.Zone, m.Grant, m.Recall, m.Clear, m.Grow, m.RefuseGrowth, m.Overstay,
+        m.Admit, m.Refuse, m.Zone, m.Grant, m.Recall, m.Clear, m.Fit, m.Grow, m.RefuseGrowth,
+        m.Overstay,
     }  # fmt: skip
 
 

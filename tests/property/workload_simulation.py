@@ -66,7 +66,7 @@ class Simulation:
 
     # -- what can happen
 
-    def open(self, need: Need, weight: int, device: int | None) -> None:
+    def open(self, need: Need | None, weight: int, device: int | None) -> None:
         self.number += 1
         event = m.Opened(self.now_ns, self.number, need, weight, device)
         self.workloads[self.number] = Workload(event)
@@ -95,6 +95,18 @@ class Simulation:
 
     def grow(self, number: int, size: int) -> None:
         self.feed(m.GrowAsked(self.now_ns, number, size))
+
+    def fit(self, number: int, parts: tuple[float, float, float]) -> None:
+        """Let one that learns have found out that it needs such parts of what it has."""
+        one = self.workloads[number]
+        assert one.region is not None
+        has = one.region.size + one.region.offset
+        persistent = max(1, int(parts[0] * has))
+        offset = int(parts[1] * max(0, has - -(-persistent // PAGE_BYTES) * PAGE_BYTES))
+        offset = offset // PAGE_BYTES * PAGE_BYTES
+        need = Need(persistent, int(parts[2] * one.temporary), offset)
+        one.opened = one.opened._replace(need=need)
+        self.feed(m.Fitted(self.now_ns, number, need))
 
     def change_memory(self, device: int, size: int) -> None:
         """Let ordinary arrays use ``size`` bytes, as far as the ledger would let them."""
@@ -136,7 +148,7 @@ class Simulation:
         one = self.workloads[command.workload]
         check(one.device is None, "admitted twice")
         check(one.opened.device in (None, command.device), "on another device than asked for")
-        need = one.opened.need
+        need = one.opened.need or Need(1, 1, 0)
         check(command.region.size >= need.persistent, "too little persistent memory")
         check(command.region.offset >= need.offset, "too little room to grow")
         check(command.temporary >= need.temporary, "too little temporary memory")
@@ -145,6 +157,7 @@ class Simulation:
     def _on_refuse(self, command: m.Refuse) -> None:
         one = self.workloads.pop(command.workload)
         devices = SIZES if one.opened.device is None else (SIZES[one.opened.device],)
+        assert one.opened.need is not None  # the devices are large enough to learn on
         check(sum(one.opened.need.whole) > max(devices), "refused although it could fit")
 
     def _on_zone(self, command: m.Zone) -> None:
@@ -180,6 +193,17 @@ class Simulation:
         check(not one.iterating, "cleared within an iteration")
         check(command.workload not in self.clearing, "cleared twice")
         self.clearing.add(command.workload)
+
+    def _on_fit(self, command: m.Fit) -> None:
+        one = self.workloads[command.workload]
+        need = one.opened.need
+        assert need is not None
+        assert one.region is not None
+        check(command.region.start == one.region.start, "a region has moved")
+        check(command.region.size == need.whole.persistent, "not what it needs")
+        check(command.region.offset == need.whole.offset, "not the offset that it needs")
+        check(command.temporary == need.whole.temporary, "not the temporary memory it needs")
+        one.region, one.temporary = command.region, command.temporary
 
     def _on_grow(self, command: m.Grow) -> None:
         one = self.workloads[command.workload]

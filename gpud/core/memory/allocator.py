@@ -105,6 +105,17 @@ class ArenaAllocator:
         self.used += size
         return address
 
+    def shrink(self, address: Address, asked: int) -> tuple[Address, int]:
+        """Make an array smaller at its place.
+
+        Returns:
+            Address and bytes, in whole pages, of what it gives back, to be passed to `release`.
+        """
+        before, after = whole_pages(self.arrays[address]), whole_pages(asked)
+        require(0 < after <= before, "an array shrinks to more than it has, or to nothing")
+        self.arrays[address] = asked
+        return Address(address + after), before - after
+
     def free_after(self, address: Address, last_job: int) -> None:
         """Defers freeing an array until jobs up to ``last_job``, which never falls, have ended."""
         size = self.arrays.pop(address)

@@ -280,6 +280,23 @@ class Ledger:
             raise OutOfMemory(size, allocator.largest_hole(), limit="arena")
         return address
 
+    def shrink(self, session: SessionId, device: int, address: int, size: int) -> FreeRange | None:
+        """Make an array, lent or not, smaller at its place; returns what it gives back.
+
+        Raises:
+            UnknownName: the session has no array that begins at ``address``.
+            InternalError: the array has less than ``size``.
+        """
+        allocator = self._allocator_of(session, device, address)
+        start, given = allocator.shrink(Address(address), size)
+        if not given:
+            return None
+        if address in allocator.lent:
+            allocator.lent[Address(address)] -= given
+            allocator.release(start, given)
+            return FreeRange(session, device, start, given)
+        return self._give_back(allocator, start, given)
+
     def end_loan(self, session: SessionId, device: int, address: int) -> FreeRange:
         """Free lent addresses at once.
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from gpud.core.memory.allocator import require
+from gpud.core.memory.allocator import PAGE_BYTES, require
 from gpud.core.workloads.messages import (
     Admit,
     Asked,
@@ -29,6 +29,8 @@ from gpud.core.workloads.messages import (
     Command,
     Ended,
     Event,
+    Fit,
+    Fitted,
     Grant,
     Grow,
     GrowAsked,
@@ -42,11 +44,13 @@ from gpud.core.workloads.messages import (
     Zone,
 )
 from gpud.core.workloads.turns import Phase, Turns, TurnSettings
-from gpud.core.workloads.zones import Zones
+from gpud.core.workloads.zones import Need, Region, Zones
 
 __all__ = ["WorkloadManager"]
 
 _GIB = 1 << 30
+_LEAST_LEARNED = 4 * PAGE_BYTES
+"""The least memory of either kind with which a workload can find out what it needs."""
 
 
 class _Device:
@@ -101,6 +105,11 @@ class WorkloadManager:
         """Return a device's turns; not to be changed."""
         return self._devices[device].turns
 
+    def region(self, workload: int) -> Region | None:
+        """Return the region of an admitted workload; None if it is not admitted."""
+        device = self.device_of.get(workload)
+        return None if device is None else self._devices[device].zones.region(workload)
+
     def timer_ns(self) -> int | None:
         """Return when a `Tick` is due; None: not before another event."""
         times = [device.turns.timer_ns() for device in self._devices]
@@ -129,6 +138,8 @@ class WorkloadManager:
                 self._device(workload).turns.cleared(workload)
             case GrowAsked(_, workload, size):
                 self._grow(workload, size, commands)
+            case Fitted(_, workload, need):
+                self._fit(workload, need, commands)
             case Closed(_, workload):
                 self._closed(workload)
             case MemoryChanged(_, other_bytes):
@@ -137,7 +148,7 @@ class WorkloadManager:
             case Tick(now_ns):
                 for device in self._devices:
                     self._end_turn(device.turns.tick(now_ns), commands)
-        if isinstance(event, Closed | MemoryChanged):
+        if isinstance(event, Closed | Fitted | MemoryChanged):
             self._admit_waiting(commands)
         for device in self._devices:
             self._go_on(device, event.now_ns, commands)
@@ -166,8 +177,7 @@ class WorkloadManager:
     def _opened(self, event: Opened, commands: list[Command]) -> None:
         known = event.workload in self.device_of or event.workload in self.waiting
         require(not known, f"workload {event.workload} is open already")
-        whole = event.need.whole
-        needed = sum(whole)
+        needed = _least(event)
         most = max((self._devices[one].zones.size for one in self._allowed(event)), default=0)
         if needed > most:
             commands.append(Refuse(event.workload, needed, most))
@@ -181,7 +191,7 @@ class WorkloadManager:
             allowed = [
                 one
                 for one in self._allowed(event)
-                if self._devices[one].zones.size >= sum(event.need.whole)
+                if self._devices[one].zones.size >= _least(event)
             ]
             places = [
                 place
@@ -198,17 +208,26 @@ class WorkloadManager:
         return range(len(self._devices)) if event.device is None else (event.device,)
 
     def _place(self, index: int, event: Opened) -> _Placed | None:
-        device, need = self._devices[index], event.need.whole
+        device = self._devices[index]
         zones = device.zones
+        if event.need is None:
+            need = zones.remaining(device.other_bytes)
+            if need.persistent + need.offset < _LEAST_LEARNED or need.temporary < _LEAST_LEARNED:
+                return None
+        else:
+            need = event.need.whole
         if zones.position(need, device.other_bytes) is None:
             return None
         used = zones.persistent_bytes + need.persistent + need.offset
         used += max(zones.temporary_bytes, need.temporary) + device.other_bytes
+        if event.need is None:  # all that is left: the more that is, the better
+            used = zones.used_bytes + device.other_bytes
         return _Placed(Fraction(used, max(1, zones.size)), index)
 
     def _admit(self, event: Opened, place: _Placed, commands: list[Command]) -> None:
         device = self._devices[place.device]
-        region = device.zones.place(event.workload, event.need, device.other_bytes)
+        need = event.need or device.zones.remaining(device.other_bytes)
+        region = device.zones.place(event.workload, need, device.other_bytes)
         assert region is not None
         self.device_of[event.workload] = place.device
         device.turns.join(event.workload, event.weight)
@@ -252,6 +271,13 @@ class WorkloadManager:
         region = zones.region(workload)
         assert region is not None
         commands.append(RefuseGrowth(workload, size, region.size + region.offset))
+
+    def _fit(self, workload: int, need: Need, commands: list[Command]) -> None:
+        zones = self._device(workload).zones
+        region = zones.shrink(workload, need)
+        require(region is not None, f"workload {workload} needs more than it has")
+        assert region is not None
+        commands.append(Fit(workload, region, zones.temporary[workload]))
 
     def _closed(self, workload: int) -> None:
         if self.waiting.pop(workload, None) is None:
@@ -297,5 +323,10 @@ class WorkloadManager:
             taken.update(
                 one
                 for one in self._allowed(event)
-                if self._devices[one].zones.size >= sum(event.need.whole)
+                if self._devices[one].zones.size >= _least(event)
             )
+
+
+def _least(event: Opened) -> int:
+    """Return the least memory for which a workload can be admitted, in bytes."""
+    return 2 * _LEAST_LEARNED if event.need is None else sum(event.need.whole)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from gpud.core.workloads.zones import Need, Region
 
 __all__ = [
-    "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Grant",
+    "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Fit",
+    "Fitted", "Grant",
     "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay", "Recall", "Refuse",
     "RefuseGrowth", "Tick", "Zone",
 ]  # fmt: skip
@@ -21,14 +22,15 @@ class Opened(NamedTuple):
 
     Attributes:
         workload: its number, unique in the daemon.
-        need: in bytes.
+        need: in bytes; None: not known, so that it gets half of what can be had for each kind, and
+            a device where that is most, until `Fitted`.
         weight: the length of its turns beside those of others, 1 or more.
         device: on which; None: the manager chooses.
     """
 
     now_ns: int
     workload: int
-    need: Need
+    need: Need | None
     weight: int
     device: int | None
 
@@ -62,6 +64,14 @@ class GrowAsked(NamedTuple):
     size: int
 
 
+class Fitted(NamedTuple):
+    """A workload has found out what it needs, which is no more than it has."""
+
+    now_ns: int
+    workload: int
+    need: Need
+
+
 class Closed(NamedTuple):
     """A workload has ended, by itself or with its session. All of its memory was cleared."""
 
@@ -82,7 +92,7 @@ class Tick(NamedTuple):
     now_ns: int
 
 
-Event = Opened | Asked | Ended | Cleared | GrowAsked | Closed | MemoryChanged | Tick
+Event = Opened | Asked | Ended | Cleared | GrowAsked | Fitted | Closed | MemoryChanged | Tick
 
 
 # -- commands: what is to be done -----------------------------------------------------------------
@@ -151,6 +161,19 @@ class Clear(NamedTuple):
     workload: int
 
 
+class Fit(NamedTuple):
+    """A workload has only what it needs now.
+
+    Attributes:
+        region: its persistent memory.
+        temporary: the bytes of its temporary memory.
+    """
+
+    workload: int
+    region: Region
+    temporary: int
+
+
 class Grow(NamedTuple):
     """A region has grown at its place."""
 
@@ -184,4 +207,4 @@ class Overstay(NamedTuple):
     waiting: int
 
 
-Command = Admit | Refuse | Zone | Grant | Recall | Clear | Grow | RefuseGrowth | Overstay
+Command = Admit | Refuse | Zone | Grant | Recall | Clear | Fit | Grow | RefuseGrowth | Overstay

@@ -29,7 +29,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpud.core.memory.allocator import require, whole_pages
+from gpud.core.memory.allocator import PAGE_BYTES, require, whole_pages
 
 __all__ = ["Need", "Region", "Zones"]
 
@@ -174,6 +174,36 @@ class Zones:
         grown = region._replace(size=size, offset=region.offset - (size - region.size))
         self._regions[self._regions.index(region)] = grown
         return grown
+
+    def shrink(self, workload: int, need: Need) -> Region | None:
+        """Give back what a workload does not need: its memory stays where it is.
+
+        Returns:
+            The region as it is then; None if the workload has less than it needs.
+        """
+        region, whole = self.region(workload), need.whole
+        require(region is not None, f"workload {workload} has no region")
+        assert region is not None
+        size = whole.persistent + whole.offset
+        if size > region.size + region.offset or whole.temporary > self._temporary[workload]:
+            return None
+        shrunk = region._replace(size=whole.persistent, offset=whole.offset)
+        self._regions[self._regions.index(region)] = shrunk
+        self._temporary[workload] = whole.temporary
+        return shrunk
+
+    def remaining(self, other_bytes: int) -> Need:
+        """Return a need that takes all that can be had, half of it for each kind.
+
+        Args:
+            other_bytes: the device's memory that is in use outside of the zones.
+        """
+        end = max(self.persistent_end, self.persistent_bytes)
+        left = self.size - end - self.temporary_bytes - other_bytes
+        pages = max(0, left // PAGE_BYTES)
+        persistent = pages // 2 * PAGE_BYTES
+        temporary = self.temporary_bytes + (pages - pages // 2) * PAGE_BYTES
+        return Need(min(PAGE_BYTES, persistent), temporary, max(0, persistent - PAGE_BYTES))
 
     def remove(self, workload: int) -> None:
         """Take a workload's memory out of both zones."""

@@ -56,6 +56,7 @@ def message_table(
         wm.BeginIteration: workloads.begin,
         wm.EndIteration: workloads.end_iteration,
         wm.GrowWorkload: workloads.grow,
+        wm.FitWorkload: workloads.fit,
         wm.CloseWorkload: workloads.end,
         wm.SetSetting: configuration.set,
         wm.Reload: configuration.reload,

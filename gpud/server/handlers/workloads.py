@@ -24,6 +24,7 @@ class WorkloadRequests:
         self.begin = workloads.begin
         self.end_iteration = workloads.end_iteration
         self.grow = workloads.grow
+        self.fit = workloads.fit
         self.end = workloads.end
 
     def open(self, session: Session, message: wm.OpenWorkload) -> None:

@@ -18,7 +18,7 @@ class Workload:
     Attributes:
         number: unique in the daemon.
         owner: its session.
-        need: what it asked for, in bytes.
+        need: what it asked for, in bytes; None: it does not know yet.
         weight: the length of its turns.
         device: None until it is admitted.
         address: of its persistent memory.
@@ -38,7 +38,7 @@ class Workload:
     def __init__(self, number: int, owner: Session, message: wm.OpenWorkload) -> None:
         self.number = number
         self.owner = owner
-        self.need = Need(message.persistent, message.temporary, message.offset)
+        self.need = _need(message)
         self.weight = message.weight
         self.device: int | None = None
         self.address = 0
@@ -53,6 +53,12 @@ class Workload:
         self.opened_ns = time.monotonic_ns()
         self.asked_ns = 0
         self.waited_ns = 0
+
+
+def _need(message: wm.OpenWorkload) -> Need | None:
+    if message.persistent is None:
+        return None
+    return Need(message.persistent, message.temporary, message.offset)
 
 
 def workload_name(number: int) -> str:

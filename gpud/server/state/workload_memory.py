@@ -82,6 +82,45 @@ class WorkloadMemory:
         self._arenas.free_pages(FreeRange(session, device, Address(address), size))
         self._arenas.when_zeroed(session, then)
 
+    def shrink_workload(
+        self,
+        session: SessionId,
+        device: int,
+        address: int,
+        lent: Lent | None,
+        sizes: tuple[int, int],
+    ) -> Lent | None:
+        """Make both kinds of a workload's memory smaller at their places.
+
+        Args:
+            session: whose it is.
+            device: on which.
+            address: of the region.
+            lent: the temporary memory.
+            sizes: bytes of the region with its offset, and of temporary memory, or 0.
+
+        Returns:
+            The temporary memory as it is then.
+        """
+        ledger, regions = self._arenas.ledger, self._arenas.regions
+        persistent, temporary = sizes
+        given = [ledger.shrink(session, device, address, persistent)]
+        regions.counted[session, device, address] = persistent
+        if lent is not None and not temporary:
+            del regions.counted[session, device, lent[0]]
+            regions.idle.pop((session, device, lent[0]), None)
+            given.append(ledger.end_loan(session, device, lent[0]))
+            lent = None
+        elif lent is not None:
+            given.append(ledger.shrink(session, device, lent[0], temporary))
+            lent = lent[0], temporary
+            if (session, device, lent[0]) in regions.idle:
+                regions.idle[session, device, lent[0]] = temporary
+        for piece in given:
+            if piece is not None:
+                self._arenas.free_pages(piece)
+        return lent
+
     def close_workload(
         self, session: SessionId, device: int, address: int, lent: Lent | None
     ) -> None:

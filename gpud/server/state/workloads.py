@@ -21,6 +21,7 @@ from typing import Any
 from gpud.core.workloads import messages as wk
 from gpud.core.workloads.manager import WorkloadManager
 from gpud.core.workloads.turns import Phase, TurnSettings
+from gpud.core.workloads.zones import Need
 from gpud.errors import GpudError, InvalidArgument, OutOfMemory, UnknownName
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
@@ -70,6 +71,7 @@ class Workloads:
             wk.Grant: self._grant,
             wk.Recall: self._recall,
             wk.Clear: self._clear,
+            wk.Fit: self._fit,
             wk.Grow: lambda command: self._grown(command.workload, command.region.size),
             wk.RefuseGrowth: self._refuse_growth,
             wk.Overstay: self._overstay,
@@ -188,6 +190,26 @@ class Workloads:
             raise InvalidArgument("the workload waits for memory or its turn: grow it afterwards")
         workload.request = message.request
         self._feed(wk.GrowAsked(time.monotonic_ns(), workload.number, message.size))
+
+    def fit(self, session: Session, message: wm.FitWorkload) -> None:
+        """Keep of a workload's memory what it needs; not answered.
+
+        Raises:
+            UnknownName: the session has no such workload.
+            InvalidArgument: it said what it needs when it was opened, or has less.
+        """
+        workload = self._own(session, message.workload)
+        need = Need(message.persistent, message.temporary, message.offset)
+        region = None if workload.device is None else self.manager.region(workload.number)
+        if workload.need is not None or region is None:
+            raise InvalidArgument("the workload has said what it needs already")
+        whole, lent = need.whole, 0 if workload.lent is None else workload.lent[1]
+        room = region.size + region.offset - whole.persistent
+        need = whole._replace(offset=min(whole.offset, max(0, room)))
+        if room < 0 or whole.temporary > lent:
+            raise InvalidArgument("the workload has less memory than it says to need")
+        workload.need = need
+        self._feed(wk.Fitted(time.monotonic_ns(), workload.number, need))
 
     def end(self, session: Session, message: wm.CloseWorkload) -> None:
         """End a workload once the jobs submitted so far have ended; answered when it is done.
@@ -386,6 +408,18 @@ class Workloads:
     def _cleared(self, workload: Workload) -> None:
         if workload.number in self.all:
             self._feed(wk.Cleared(time.monotonic_ns(), workload.number))
+
+    def _fit(self, command: wk.Fit) -> None:
+        workload = self.all[command.workload]
+        assert workload.device is not None
+        region = command.region
+        workload.lent = self._memory.shrink_workload(
+            workload.owner.number,
+            workload.device,
+            workload.address,
+            workload.lent,
+            (region.size + region.offset, command.temporary),
+        )
 
     def _grown(self, number: int, size: int) -> None:
         workload = self.all[number]
