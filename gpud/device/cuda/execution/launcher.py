@@ -3,7 +3,7 @@
 Problem: the number of resident blocks must follow the slices that the run is given, while they run;
 some SMs may be barred to it.
 
-Approach: launches in persistent form are queued on the run's stream, at most `WINDOW`, with
+Approach: launches in persistent form are queued on the run's stream until `WINDOW` are there, with
 gates between (`gpud.device.cuda.launch.gate`). To shrink, blocks are told to release. To grow, one
 more launch on the same job record, a *helper*, is begun on a stream of its own; where there are too
 many helpers, it replaces the smallest. Limits are never raised, so it does not matter whether a
