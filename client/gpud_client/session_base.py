@@ -355,14 +355,27 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         """Query the daemon's state, as ``gpuctl --json`` shows it.
 
         Args:
-            topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``workloads``, ``history``,
-                ``events``, ``trace`` or ``doctor``.
+            topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``workloads``, ``events``,
+                ``trace``, ``doctor`` or ``config``.
             limit: How many rows, the latest ones; 0: all that are kept.
 
         Raises:
             ValueError: There is no such topic.
         """
         return (yield from operations.query(topic, limit))
+
+    @operation
+    def history(self, /, **asked: Any) -> Operation[list[dict[str, Any]]]:
+        """Query jobs that have ended, the latest last, or sums over them, as ``gpuctl history``.
+
+        Args:
+            **asked: Fields of the message `AskHistory`: ``user``, ``since_s``, ``until_s``,
+                ``state``, ``by``, ``limit``.
+
+        Raises:
+            InvalidArgument: There is no such user, or the user's jobs are not shown to this one.
+        """
+        return (yield from operations.ask_history(**asked))
 
     # -- steps of operations
 

@@ -54,8 +54,7 @@ _daemon = CLIENT_PROTOCOL.message(Sender.DAEMON)
 _record = CLIENT_PROTOCOL.record()
 
 TOPICS = (
-    "status", "jobs", "kernels", "memory", "workloads", "history", "events", "trace", "doctor",
-    "config",
+    "status", "jobs", "kernels", "memory", "workloads", "events", "trace", "doctor", "config",
 )  # fmt: skip
 """The topics of `Query`."""
 
@@ -359,8 +358,8 @@ class Pause(NamedTuple):
     """Pause devices, or let them go on; for root and the daemon's own user.
 
     Answered by `Answer` with a map: "devices", for each its "index", "spec", "paused" (as in topic
-    "status"), and how many jobs are "running", with a share of it, "stopped", begun and without one,
-    and "waiting".
+    "status"), and how many jobs are "running", with a share of it, "stopped", begun and without
+    one, and "waiting".
     """
 
     request: Request

@@ -31,7 +31,7 @@ async def busy(world: World, uid: int) -> Client:
 async def test_others_are_as_if_unknown(world: World) -> None:
     alice, bob = await busy(world, ALICE), await busy(world, BOB)
     theirs = (alice.session, 1)
-    for topic in ("jobs", "kernels", "memory", "history", "trace"):
+    for topic in ("jobs", "kernels", "memory", "trace"):
         answer = await bob.query(topic)
         # What is shown of others: sums by user, and without names by the setting ``others``.
         for row in answer.pop("others", []):

@@ -132,5 +132,8 @@ async def test_what_is_kept_of_a_job_is_small_however_long_its_kernels_name(worl
     client.submit(1, await client.kernel(name))
     finished = await client.finished(1)
     assert len(finished.error["message"]) > 4000  # its owner hears all
-    for topic in ("history", "events", "trace"):
+    for topic in ("events", "trace"):
         assert len(str(await client.query(topic))) < 7000, topic  # an error of twice 2 KiB
+    history = await client.ask(wm.AskHistory, wm.Answer)
+    assert len(history.value["rows"]) == 1
+    assert len(str(history.value)) < 7000

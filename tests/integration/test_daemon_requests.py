@@ -285,7 +285,7 @@ async def test_a_kernel_that_traps(world: World) -> None:
     assert finished.error["code"] == "kernel-trap"
     assert finished.error["fields"]["task_block"] == [1, 0, 0]
     assert finished.output == b"before\n"
-    row = (await client.query("history"))["jobs"][-1]
+    row = (await client.ask(wm.AskHistory, wm.Answer)).value["rows"][-1]
     assert row["state"] == "failed"
     assert row["error"]["code"] == "kernel-trap"
 

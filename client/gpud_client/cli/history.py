@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import functools
+import inspect
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -58,43 +60,67 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 Group = Literal["user", "program", "state", "device"]
 State = Literal["done", "failed", "cancelled"]
 
-_UserOption = Annotated[
-    str | None, typer.Option("--user", metavar="USER", help="Only this user's, by name or number.")
-]
-_SinceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Only jobs that ended since then: how long ago (30min, 12h, 7d), or a date or time "
-        "such as 2026-11-20 or 2026-11-20T18:30.",
-    ),
-]
-_UntilOption = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Only jobs that ended before; as --since."),
-]
+_FILTERS: dict[str, Any] = {
+    "user": Annotated[
+        str | None,
+        typer.Option("--user", metavar="USER", help="Only this user's, by name or number."),
+    ],
+    "since": Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only jobs that ended since then: how long ago (30min, 12h, 7d), or a date or "
+            "time such as 2026-11-20 or 2026-11-20T18:30.",
+        ),
+    ],
+    "until": Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only jobs that ended before; as --since."),
+    ],
+    "state": Annotated[
+        State | None, typer.Option("--state", help="Only jobs that ended like this.")
+    ],
+}
+"""The options that choose jobs, by the name of their parameter; each is None by default."""
+
 _CsvOption = Annotated[
     bool, typer.Option("--csv", help="Comma-separated values with a header.", show_default=False)
 ]
 
 
+def _choosing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose jobs; it gets what they ask for as ``asked``."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        asked = {name: given.pop(name) for name in _FILTERS}
+        for name in ("since", "until"):
+            asked[f"{name}_s"] = moment(asked.pop(name), f"--{name}")
+        command(asked=asked, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    kept = [one for one in own.parameters.values() if one.name != "asked"]
+    filters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in _FILTERS.items()
+    ]
+    run.__signature__ = own.replace(parameters=[*kept, *filters])  # type: ignore[attr-defined]
+    return run
+
+
+@_choosing
 def history(
+    *,
+    asked: Mapping[str, Any],
     limit: LimitOption = 20,
-    user: _UserOption = None,
-    since: _SinceOption = None,
-    until: _UntilOption = None,
-    state: Annotated[
-        State | None, typer.Option("--state", help="Only jobs that ended like this.")
-    ] = None,
     as_csv: _CsvOption = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List jobs that have ended, the latest last."""
-    since_s, until_s = moment(since, "--since"), moment(until, "--until")
     with connect(socket) as client:
-        rows = client.history(user=user, since_s=since_s, until_s=until_s, state=state, limit=limit)
+        rows = client.history(**asked, limit=limit)
     if as_csv:
         _write_csv(rows)
     elif as_json:
@@ -103,19 +129,18 @@ def history(
         print_table(_HISTORY, rows, "no such job has ended")
 
 
+@_choosing
 def report(
+    *,
+    asked: Mapping[str, Any],
     by: Annotated[Group, typer.Option("--by", help="What jobs are added up by.")] = "user",
-    since: _SinceOption = None,
-    until: _UntilOption = None,
-    user: _UserOption = None,
     as_csv: _CsvOption = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add up what jobs that have ended had of the devices, the largest use first."""
-    since_s, until_s = moment(since, "--since"), moment(until, "--until")
     with connect(socket) as client:
-        rows = client.history(user=user, since_s=since_s, until_s=until_s, by=by)
+        rows = client.history(**asked, by=by)
     if as_csv:
         _write_csv(rows)
     elif as_json:

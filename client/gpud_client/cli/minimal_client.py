@@ -62,20 +62,9 @@ class MinimalClient:
         """Query a topic, one of `gpud.wire.messages.TOPICS`."""
         return self._channel.run(operations.query(topic, limit))
 
-    def history(
-        self,
-        *,
-        user: str | None = None,
-        since_s: int | None = None,
-        until_s: int | None = None,
-        state: str | None = None,
-        by: str | None = None,
-        limit: int = 0,
-    ) -> list[dict[str, Any]]:
-        """Query jobs that have ended, or sums over them: see `gpud.wire.messages.AskHistory`."""
-        asked = operations.ask_history(user, since_s, until_s, state, by, limit)
-        rows: list[dict[str, Any]] = self._channel.run(asked)["rows"]
-        return rows
+    def history(self, **asked: Any) -> list[dict[str, Any]]:
+        """Query jobs that have ended, or sums: fields of `gpud.wire.messages.AskHistory`."""
+        return self._channel.run(operations.ask_history(**asked))
 
     def describe(self, job: tuple[int, int]) -> dict[str, Any] | None:
         """Query a job's row in topic "jobs"; None if there is no such job."""

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _POLL_S = 0.05
+_MOST_ENDED = 1000
 
 DEVICES = (
     Column("index", "#", right=True, spare=2),
@@ -139,7 +140,12 @@ def status(
 def ps(
     all_jobs: Annotated[
         bool,
-        typer.Option("--all", "-A", help="Show jobs that have ended, too.", show_default=False),
+        typer.Option(
+            "--all",
+            "-A",
+            help="Show jobs that have ended, too; gpuctl history shows more of them.",
+            show_default=False,
+        ),
     ] = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
@@ -148,7 +154,7 @@ def ps(
     with connect(socket) as client:
         answer = client.query("jobs")
         if all_jobs:
-            ended = client.query("history").get("jobs", [])
+            ended = client.history(limit=_MOST_ENDED)
             answer = {**answer, "jobs": [*ended, *answer.get("jobs", [])]}
     if as_json:
         emit(answer)

@@ -56,19 +56,11 @@ def query(topic: str, limit: int = 0) -> Operation[dict[str, Any]]:
     return _map(answer.value)
 
 
-def ask_history(
-    user: str | None,
-    since_s: int | None,
-    until_s: int | None,
-    state: str | None,
-    by: str | None,
-    limit: int,
-) -> Operation[dict[str, Any]]:
-    """Ask for jobs that have ended, see `gpud.wire.messages.AskHistory`."""
-    answer = yield Request(
-        lambda number: AskHistory(number, user, since_s, until_s, state, by, limit)
-    )
-    return _map(answer.value)
+def ask_history(**asked: Any) -> Operation[list[dict[str, Any]]]:
+    """Ask for jobs that have ended, or sums: fields of `gpud.wire.messages.AskHistory`."""
+    answer = yield Request(lambda number: AskHistory(number, **asked))
+    rows: list[dict[str, Any]] = _map(answer.value)["rows"]
+    return rows
 
 
 def describe(job: JobRef) -> Operation[dict[str, Any] | None]:

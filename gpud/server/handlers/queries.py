@@ -1,4 +1,4 @@
-"""Handles queries: status, jobs, kernels, memory, workloads, history, events, trace, doctor.
+"""Handles queries: status, jobs, kernels, memory, workloads, events, trace, doctor.
 
 Users see their own rows; the daemon's user and root see all. Answers are built in slices
 (`gpud.server.handlers.answers`), so a row gives the state at the time when it was built.
@@ -76,7 +76,6 @@ class Queries:
             "kernels": self._kernels,
             "memory": self._memory,
             "workloads": self._workloads,
-            "history": self._history,
             "events": self._events,
             "trace": self._trace,
             "doctor": lambda session, limit: doctor.checks(),
@@ -103,15 +102,12 @@ class Queries:
 
         self._answers.make(session, message.request, chosen, on_chosen)
 
-    def _rows_of(self, jobs: list[SubmittedJob]) -> Steps[dict[str, Any]]:
+    def _jobs_of(self, session: Session, jobs: list[SubmittedJob]) -> Steps[dict[str, Any]]:
         def row(job: SubmittedJob) -> dict[str, Any]:
             return self._job_rows.row(job, time.monotonic_ns())
 
-        return {"jobs": (yield from rows(jobs, row))}
-
-    def _jobs_of(self, session: Session, jobs: list[SubmittedJob]) -> Steps[dict[str, Any]]:
-        answer = yield from self._rows_of(jobs)
-        return {**answer, "others": self._others.rows(session.peer)}
+        seen = yield from rows(jobs, row)
+        return {"jobs": seen, "others": self._others.rows(session.peer)}
 
     def _status(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         answer = yield from self.status()
@@ -201,10 +197,6 @@ class Queries:
         seen = self._workload_rows.rows(session.peer)
         devices = self._workload_rows.zones()
         return {"workloads": seen[-limit:] if limit else seen, "devices": devices}
-
-    def _history(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
-        jobs = yield from latest(list(self._state.records.ended), limit, _seen_by(session))
-        return (yield from self._rows_of(jobs))
 
     def _events(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         records = self._state.records
