@@ -25,11 +25,22 @@ _LONG_PROGRAMS = (
     *("reductions_parted", "sha256", "softmax", "welford"),
 )
 
+# Products of matrices, each shape much like the others; what is left runs for every change.
+_MATRICES = (
+    *("mma_m8", "mma_m16n8k4", "mma_m16n8k8", "mma_m16n8k128", "mma_m16n8k256", "mma_m16n8k32"),
+    *("mma_m16n8k64", "wmma_mma_row_col_m32", "wmma_mma_col", "wmma_mma_row_row", "tex3d"),
+)
+
 CI = (
     *(
         "tests/conformance/test_conformance.py"
         f"::test_forms_agree_with_numpy_and_with_each_other[{name}]"
         for name in _LONG_PROGRAMS
+    ),
+    *(
+        "tests/conformance/test_conformance.py"
+        f"::test_forms_agree_with_numpy_and_with_each_other[{beginning}"
+        for beginning in _MATRICES
     ),
     "tests/compiler/passes/test_bounds_checks_random.py",
     "tests/conformance/test_killable.py",
