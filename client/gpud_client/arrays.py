@@ -91,6 +91,7 @@ class ArrayBase(Displayed):
         self._exposed = False
         self._exported: _Allocation | MemoryPart | None = None
         self._users = PendingJobs()
+        self._lane_jobs: dict[Any, Any] = {}  # the latest of each lane that uses it
         self._gone = "the array was freed"
         self._described: ArrayBase | None = None
         """The array that this one describes, if it is a texture."""
@@ -255,6 +256,25 @@ class ArrayBase(Displayed):
 
     def _followed(self, stream: Stream | None) -> list[PendingJob]:
         """Return the jobs that an access to the values must wait for now."""
+        in_lanes = self._followed_in_lanes(stream) if self._channel.core.lanes else []
+        return in_lanes + self._followed_jobs(stream)
+
+    def _followed_in_lanes(self, stream: Stream | None) -> list[PendingJob]:
+        """Return the latest job of each lane that an access must wait for."""
+        lanes = list(self._lane_jobs)
+        if self._exposed:
+            lanes = list(self._channel.core.lanes.values())
+        elif stream in self._channel.core.lanes.values():
+            lanes.append(stream)
+        found: list[PendingJob] = []
+        for lane in lanes:
+            every = self._exposed or lane is stream
+            latest = lane._latest() if every else self._lane_jobs.get(lane)
+            if latest is not None and not latest._settled:
+                found.append(latest)
+        return found
+
+    def _followed_jobs(self, stream: Stream | None) -> list[PendingJob]:
         pending = self._channel.core.jobs
         if stream is None and not self._exposed:
             return self._users.unended(pending)

@@ -10,14 +10,18 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from gpud.units import Share
 from gpud.wire.socket_path import socket_path
 from gpud_client.arrays import ArrayBase, Values
 from gpud_client.connection.channel import Channel
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.faces import Blocking
 from gpud_client.connection.protocol_state import ProtocolState
+from gpud_client.devices import Device
 from gpud_client.launch.jobs import Job
 from gpud_client.launch.kernels import KernelBase
+from gpud_client.launch.lane_jobs import open_lane
+from gpud_client.launch.lanes import Lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
@@ -183,6 +187,32 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
         except BaseException:
             self.close()
             raise
+
+    def lane(
+        self,
+        *,
+        reservation: Share | None = None,
+        quota: Share | None = None,
+        weight: int = 1,
+        device: Device | int | None = None,
+    ) -> Lane:
+        """Open a lane: a stream with a share of its own, whose jobs start in microseconds.
+
+        Waits until the lane has its share. Give it as ``stream=`` to `Kernel.submit` and
+        `Session.sequence`; close it, or use it in a ``with`` block.
+
+        Args:
+            reservation: Online, with this share: CapSM, or ``"25%"``.
+            quota: Offline, with at most this share. Neither: offline, the whole device.
+            weight: 1 to 1000: of an offline lane, when capacity is shared.
+            device: On which device; None: on the first one.
+
+        Raises:
+            AdmissionError: The device can never grant the share.
+            InvalidArgument: The device has no lanes.
+            ValueError: Both shares are given, or one is none.
+        """
+        return self._channel.run(open_lane(self, reservation, quota, weight, device))
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from gpud.server.handlers.followers import Followers
 from gpud.server.handlers.history import HistoryRequests
 from gpud.server.handlers.job_rows import JobRows
 from gpud.server.handlers.jobs import JobRequests
+from gpud.server.handlers.lanes import LaneRequests
 from gpud.server.handlers.memory import MemoryRequests
 from gpud.server.handlers.message_table import message_table
 from gpud.server.handlers.metrics import metrics_text
@@ -152,6 +153,7 @@ def make_parts(
         Administration(state, devices, device_rows, runner, drain),
         WorkloadRequests(state.workloads, devices),
         configuration,
+        LaneRequests(devices, state.jobs, runner),
     )
     connections = Connections(state, outbox, handlers, devices, device_rows, runner, followers)
     text = partial(metrics_text, queries, state.history.totals)

@@ -33,11 +33,13 @@ from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena",
-    "AskHistory", "Began", "BeginIteration", "Cancel", "CloseWorkload", "Compile", "Compiled",
-    "Describe", "Download", "Drain", "EndIteration", "Failed", "Finished", "FitWorkload", "Follow",
-    "Free", "Goodbye", "GrowWorkload", "Happened", "Hello", "LaunchRecord", "Measure", "Measured",
-    "OpenWorkload", "Pause", "Query", "ReadSymbol", "Reload", "Resize", "Resume", "SetSetting",
-    "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "WorkloadOpened", "WriteSymbol",
+    "AskHistory", "Began", "BeginIteration", "Cancel", "CancelLaunch", "CloseLane",
+    "CloseWorkload", "Compile", "Compiled", "Describe", "Download", "Drain", "EndIteration",
+    "Failed", "Finished", "FitWorkload", "Follow", "Free", "Goodbye", "GrowWorkload", "Happened",
+    "Hello", "LaneOpened", "LaunchEnded", "LaunchRecord", "Measure", "Measured", "OpenLane",
+    "OpenWorkload", "Pause", "PrepareLaunch", "Query", "ReadSymbol", "Reload", "Resize", "Resume",
+    "SetSetting", "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "WorkloadOpened",
+    "WriteSymbol",
 ]  # fmt: skip
 
 VERSION = 2
@@ -380,6 +382,52 @@ class Drain(NamedTuple):
     request: Request
 
 
+@_client(20)
+class OpenLane(NamedTuple):
+    """Open a lane: a job that stays open, whose launches are in shared memory.
+
+    Answered by `LaneOpened` when it has its share, or by `Finished` if it never has.
+    """
+
+    number: Annotated[int, uint(32, least=1), "of the lane, which is a job: as in `Submit`"]
+    device: Device
+    reservation: Amount = None
+    quota: Amount = None
+    weight: Annotated[
+        int, uint(16, least=1, most=1000), "an offline lane's weight when capacity is shared"
+    ] = 1
+
+
+@_client(21)
+class PrepareLaunch(NamedTuple):
+    """Make a launch site of a lane: a kernel with a block shape, which was measured before.
+
+    `Answer` holds its number, for launch records; it may wait for the lane's present launch.
+    """
+
+    request: Request
+    lane: Annotated[int, uint(32), "the lane's number"]
+    module: Module
+    kernel: Annotated[int, uint(16), "index of the kernel in `Compiled`"]
+    block: Dim3
+    shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
+
+
+@_client(22)
+class CancelLaunch(NamedTuple):
+    """Cancel a launch of a lane. Not answered; its completion follows as usual."""
+
+    lane: Annotated[int, uint(32), "the lane's number"]
+    launch: Annotated[int, uint(32), "the launch's number in the lane"]
+
+
+@_client(23)
+class CloseLane(NamedTuple):
+    """Close a lane; launches that have not ended are cancelled. Answered by `Finished`."""
+
+    lane: Annotated[int, uint(32), "the lane's number"]
+
+
 @_client(30)
 class OpenWorkload(NamedTuple):
     """Ask for memory for a workload; answered by `WorkloadOpened`, when there is room for it.
@@ -599,6 +647,26 @@ class Goodbye(NamedTuple):
     """The last message of a connection: why the daemon closes it."""
 
     error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']
+
+
+@_daemon(75)
+class LaneOpened(NamedTuple):
+    """A lane is open. The descriptor of its ring's file comes with the message."""
+
+    number: Annotated[int, uint(32), "of the lane"]
+    size: Annotated[int, uint(32), "of the file in bytes; see `gpud.wire.lane_ring`"]
+
+
+@_daemon(76)
+class LaunchEnded(NamedTuple):
+    """More about the end of a launch of a lane; sent before a completion that refers to it."""
+
+    lane: Annotated[int, uint(32), "the lane's number"]
+    launch: Annotated[int, uint(32), "the launch's number in the lane"]
+    state: Annotated[str, choice("done", "failed", "cancelled"), "how it ended"]
+    error: Annotated[dict[str, Any] | None, plain(), "nil if it has not failed"]
+    output: Annotated[bytes, blob(1 << 24), "the printf output of its kernel"]
+    progress: Annotated[tuple[int, int], pair(uint(63), uint(63)), "task blocks: done, total"]
 
 
 @_daemon(80)

@@ -112,6 +112,13 @@ class Channel:
             self._push()
         return ()
 
+    def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
+        """Send `gpud.wire.messages.OpenLane`; the lane is settled when it is open, or cannot be."""
+        with self._sending:
+            self._begin()
+            self._unsent += self.core.open_lane(lane, terms)
+            self._push()
+
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
         """Wait until a request or a job is settled; returns whether it is.
 
@@ -120,6 +127,9 @@ class Channel:
         """
         if target._settled:
             return True
+        lane = getattr(target, "_lane", None)
+        if lane is not None:
+            return bool(lane.wait(target._last, timeout_s))
         if self._unsent:
             with self._sending:
                 self._push()

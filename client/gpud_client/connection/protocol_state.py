@@ -43,7 +43,10 @@ from gpud.wire.messages import (
     Goodbye,
     Happened,
     Hello,
+    LaneOpened,
+    LaunchEnded,
     Measured,
+    OpenLane,
     Submit,
     TurnRecalled,
     Welcome,
@@ -54,6 +57,7 @@ from gpud_client.connection.pending import Notification, Operation, PendingJob, 
 
 if TYPE_CHECKING:
     from gpud_client.arena import ArenaMemory
+    from gpud_client.launch.lanes import Lane
 
 __all__ = ["ProtocolState", "Resumable", "connection_lost"]
 
@@ -83,6 +87,7 @@ class ProtocolState:
     Attributes:
         session: Its number; 0 before the daemon has answered.
         requests: pending ones, by number.
+        lanes: those that have not ended, by number.
         jobs: those that have not ended, by number.
         arenas: by device index.
         garbage: messages to be sent before the next one; finalizers append to it.
@@ -103,6 +108,7 @@ class ProtocolState:
         self.session = 0
         self.requests: dict[int, Request] = {}
         self.jobs: dict[int, PendingJob] = {}
+        self.lanes: dict[int, Lane] = {}
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
@@ -177,6 +183,20 @@ class ProtocolState:
         self.jobs[number] = job
         return frame
 
+    def open_lane(self, lane: Lane, terms: tuple[Any, ...]) -> bytes:
+        """Give a lane its number, as a job, and return its frame.
+
+        Args:
+            lane: to be opened.
+            terms: the fields of `gpud.wire.messages.OpenLane` after its number.
+        """
+        number = self._last_job + 1
+        frame = CLIENT_PROTOCOL.encode(OpenLane(number, *terms))
+        self._last_job = number
+        lane._number = number
+        self.lanes[number] = lane
+        return frame
+
     def collect_garbage(self) -> bytes:
         """Return the frames of the messages that finalizers have queued."""
         frames = b""
@@ -225,6 +245,10 @@ class ProtocolState:
     def _handle(self, message: Any) -> None:
         kind = type(message)
         if kind is Finished:
+            lane = self.lanes.pop(message.number, None)
+            if lane is not None:
+                lane._settle(message)
+                return
             job = self.jobs.get(message.number)
             if job is not None and not self._is_put_off(job, message):
                 job._settle(message)
@@ -238,6 +262,15 @@ class ProtocolState:
 
             descriptor = self._descriptors.popleft() if self._descriptors else None
             self.new_arenas[message.device] = ArenaMemory(message.base, message.size, descriptor)
+        elif kind is LaunchEnded:
+            lane = self.lanes.get(message.lane)
+            if lane is not None:
+                lane._launch_ended(message)
+        elif kind is LaneOpened:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            lane = self.lanes.get(message.number)
+            if lane is not None and descriptor is not None:
+                lane._open(message, descriptor)
         elif kind is Began:
             job = self.jobs.get(message.number)
             if job is not None:
@@ -307,6 +340,7 @@ class ProtocolState:
         self._drop_descriptors()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body = None
+        self._lose_lanes(again)
         if self.new_arenas is not self.arenas:
             for arena in self.new_arenas.values():
                 arena.close()
@@ -332,6 +366,7 @@ class ProtocolState:
                 request.settle(None, error)
             for job in list(self.jobs.values()):
                 job._lose(job_error or error)
+            self._lose_lanes(job_error or error)
             if self.lost is None:
                 self.lost = error
         self.requests.clear()
@@ -341,6 +376,11 @@ class ProtocolState:
             arena.close()
         if self.events is not None:
             self.events.put(None)
+
+    def _lose_lanes(self, error: GpudError) -> None:
+        for lane in list(self.lanes.values()):
+            lane._lose(error)
+        self.lanes.clear()
 
     def _drop_descriptors(self) -> None:
         while self._descriptors:

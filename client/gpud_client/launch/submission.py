@@ -11,6 +11,8 @@ import numpy as np
 from gpud_client.connection.pending import KeptJob, Operation
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.kernels import Launch
+from gpud_client.launch.lane_jobs import LaneJob, submit_in_lane
+from gpud_client.launch.lanes import Lane
 from gpud_client.launch.sequences import pack_sequence
 from gpud_client.launch.shares import admissible, check_whole
 from gpud_client.launch.streams import Stream
@@ -29,6 +31,9 @@ def submit_launches(
     session: Any, launches: Sequence[Launch], options: SubmitOptions
 ) -> Operation[Any]:
     """Submit launches as one job of a session, and return the job."""
+    lane = options["stream"]
+    if isinstance(lane, Lane):
+        return (yield from submit_in_lane(session, launches, lane, options))
     sequence = yield from pack_sequence(session, launches, options["device"])
     on = sequence.device
     reservation, quota = options["reservation"], options["quota"]
@@ -47,6 +52,12 @@ def submit_launches(
     stream, after, weight = options["stream"], options["after"], options["weight"]
     deadline, timeout = options["deadline"], options["timeout"]
     line = 0 if stream is None else _stream_number(session, stream)
+    if after:
+        after = listed("after is a list of jobs", after)
+        yield [
+            job for job in after if isinstance(job, LaneJob)
+        ]  # of which the daemon knows nothing
+        after = [job for job in after if not isinstance(job, LaneJob)]
     follow = _after(session, after) if after else ()
     deadline_ns = None if deadline is None else as_ns("deadline", deadline)
     timeout_ns = None if timeout is None else as_ns("timeout", timeout)

@@ -32,6 +32,7 @@ import numpy as np
 
 from gpud.compiler.abi.reserved_names import RESERVED
 from gpud.device.host import messages as m
+from gpud.device.host.lanes import Lanes
 from gpud.device.host.lending import Lending
 from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running_job import RunningJob, ended_at_once
@@ -86,6 +87,7 @@ class Host:
         self._send = link.send
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
+        self._lanes = Lanes(device, link, self._jobs, self._kernel, self._new_job)
         self._lending = Lending(self._jobs, link.send)
         self._lane_hold_s = lane_hold_s
         self._sequences = SequenceCache(device, self._kernel)
@@ -93,6 +95,9 @@ class Host:
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
             m.StartRun: self._start_job,
+            m.OpenLane: self._lanes.open,
+            m.PrepareLaunch: self._lanes.prepare,
+            m.CancelLaunch: self._lanes.cancel,
             m.ResizeJob: self._resize_job,
             m.TakeBackPlan: self._lending.plan,
             m.EndJob: self._end_job,
@@ -177,7 +182,7 @@ class Host:
         ticket = getattr(command, "ticket", None)
         if ticket is not None:
             self._send(m.Refused(ticket, encoded))
-        elif isinstance(command, m.StartRun):
+        elif isinstance(command, m.StartRun | m.OpenLane):
             self._jobs.pop(command.job, None)
             self._send(ended_at_once(command.job, encoded))
         elif isinstance(command, m.ResizeJob) and command.job in self._jobs:
@@ -194,8 +199,10 @@ class Host:
         kind, problem = unread.kind, unread.error
         name = "a command" if kind is None else kind.__name__
         error = InternalError(f"{name} cannot be read: {problem}", stage="device host")
-        if kind is m.OpenArena and (descriptor := self._link.take_descriptor()) is not None:
-            os.close(descriptor)  # or the next OpenArena would get it
+        if kind in (m.OpenArena, m.OpenLane):
+            descriptor = self._link.take_descriptor()
+            if descriptor is not None:
+                os.close(descriptor)  # or the next command with one would get it
         if kind not in self._handlers or (problem.request is None and problem.job is None):
             raise DeviceLost(f"the front sent a command that cannot be answered: {error}")
         if problem.job is None:
@@ -203,7 +210,7 @@ class Host:
             self._send(m.Refused(problem.request, error.to_wire()))
         elif problem.job in self._jobs:
             self._jobs[problem.job].end(error)
-        elif kind is m.StartRun:
+        elif kind in (m.StartRun, m.OpenLane):
             self._send(ended_at_once(problem.job, error.to_wire()))
 
     def _log(self, level: int, text: str) -> None:
@@ -216,14 +223,18 @@ class Host:
             self._log(logging.ERROR, f"job {command.job} is there already: StartRun is ignored")
             return
         sequence = self._sequences.prepared(command.launches, command.occupancy)
-        running = RunningJob(command, self._send, self._forget, self._lost)
+        running = self._new_job(command)
         run = self._device.new_run(
             sequence, int(command.online), running.on_left, running.on_over, command.exclusive
         )
         self._jobs[command.job] = running
         running.start(run)
 
+    def _new_job(self, command: m.StartRun | m.OpenLane) -> RunningJob:
+        return RunningJob(command, self._send, self._forget, self._lost)
+
     def _forget(self, running: RunningJob) -> None:
+        self._lanes.forget(running.number)
         self._jobs.pop(running.number, None)
 
     def _resize_job(self, command: m.ResizeJob) -> None:

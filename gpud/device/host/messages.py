@@ -19,6 +19,7 @@ from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "HOST_PROTOCOL",
+    "CancelLaunch",
     "CloseArena",
     "Commit",
     "Download",
@@ -28,11 +29,14 @@ __all__ = [
     "KillJob",
     "LaneIdle",
     "LaneWoke",
+    "LaunchEnded",
     "Load",
     "Log",
     "Measure",
     "OpenArena",
+    "OpenLane",
     "Ping",
+    "PrepareLaunch",
     "ReadProgress",
     "ReadSymbol",
     "Refused",
@@ -241,6 +245,43 @@ class Download(NamedTuple):
     size: Size
 
 
+@_front(20)
+class OpenLane(NamedTuple):
+    """Open a lane, with ``slices`` slices; the descriptor of its ring comes with the message.
+
+    To all that follows it is a job: `ResizeJob`, `EndJob`, `KillJob`, and `RunEnded` at its end.
+    """
+
+    job: Job
+    session: Session
+    occupancy: Annotated[int, uint(16), "its slices are 1/occupancy of an SM"]
+    slices: Annotated[int, uint(32), "its slices at the start"]
+    epoch: Annotated[int, uint(32), "as in `StartRun`"]
+    online: Annotated[bool, flag(), "its blocks start before those of offline jobs"]
+
+
+@_front(21)
+class PrepareLaunch(NamedTuple):
+    """Make a launch site of a lane. Replies its number."""
+
+    ticket: Ticket
+    job: Job
+    module: Module
+    entry: Annotated[str, text(4096), "the kernel's name in the PTX"]
+    form: Annotated[str, choice("persistent", "sliced", "whole"), "for this block shape"]
+    block: Dim3
+    shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
+    occupancy: Annotated[int, uint(16), "M, as `Measure` replied"]
+
+
+@_front(22)
+class CancelLaunch(NamedTuple):
+    """Cancel a launch of a lane, unless it has ended."""
+
+    job: Job
+    launch: Annotated[int, uint(32), "its number in the lane"]
+
+
 # -- events ----------------------------------------------------------------------------------------
 
 
@@ -336,6 +377,20 @@ class LaneWoke(NamedTuple):
         listed(pair(uint(64), uint(32)), 0, 1 << 16),
         "[job, slices] that were taken back, by the last `TakeBackPlan` of this epoch",
     ]
+
+
+@_host(74)
+class LaunchEnded(NamedTuple):
+    """The end of a lane's launch that failed, was cancelled, or has output."""
+
+    job: Job
+    launch: Annotated[int, uint(32), "its number in the lane"]
+    site: Annotated[int, uint(32), "its launch site"]
+    state: Annotated[str, choice("done", "failed", "cancelled"), "how it ended"]
+    error: Annotated[dict[str, Any] | None, plain(), "`gpud.errors.GpudError.to_wire`"]
+    output: Annotated[bytes, blob(1 << 24), "what its kernel printed"]
+    done: Annotated[int, uint(63), "task blocks done"]
+    total: Annotated[int, uint(63), "task blocks in all"]
 
 
 @_host(69)

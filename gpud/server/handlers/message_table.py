@@ -8,6 +8,7 @@ from gpud.server.handlers.connection import Handlers
 from gpud.server.handlers.followers import Followers
 from gpud.server.handlers.history import HistoryRequests
 from gpud.server.handlers.jobs import JobRequests
+from gpud.server.handlers.lanes import LaneRequests
 from gpud.server.handlers.memory import MemoryRequests
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
@@ -29,6 +30,7 @@ def message_table(
     administration: Administration,
     workloads: WorkloadRequests,
     configuration: Configuration,
+    lanes: LaneRequests,
 ) -> Handlers:
     """Return the handlers by message; `Hello` has none, as it opens the session."""
     return {
@@ -52,6 +54,10 @@ def message_table(
         wm.AskHistory: history.ask,
         wm.Pause: administration.pause,
         wm.Drain: administration.drain,
+        wm.OpenLane: lanes.open,
+        wm.PrepareLaunch: lanes.prepare,
+        wm.CancelLaunch: lanes.cancel,
+        wm.CloseLane: lanes.close,
         wm.OpenWorkload: workloads.open,
         wm.BeginIteration: workloads.begin,
         wm.EndIteration: workloads.end_iteration,

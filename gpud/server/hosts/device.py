@@ -108,6 +108,7 @@ class Device(DeviceStatus):
         self.registry = self._new_registry()
         self._handlers: dict[type, Callable[[Any], None]] = {
             hm.SlicesHeld: self.jobs.blocks_left,
+            hm.LaunchEnded: self.jobs.launch_ended,
             hm.LaneIdle: self.jobs.lane_idle,
             hm.LaneWoke: self.jobs.lane_woke,
             hm.RunEnded: self.jobs.ended,

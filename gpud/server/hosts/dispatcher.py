@@ -140,7 +140,23 @@ class JobDispatcher:
         self._sent[message.job] = None
         process.send(message)
 
+    def open_lane(self, message: hm.OpenLane, descriptor: int) -> None:
+        """Open a lane, for which the host is prepared; ``descriptor`` is that of its ring."""
+        process = self._host.process
+        if process is None or not process.alive:
+            self._unsent[message.job] = None  # reported by `host_lost`, which follows
+            return
+        self._sent[message.job] = None
+        process.send_with(message, descriptor)
+
     # -- messages from the host
+
+    def launch_ended(self, message: hm.LaunchEnded) -> None:
+        """Pass on how a lane's launch has ended."""
+        if message.job not in self._sent:
+            return
+        if message.error is None or self._is_error(message.error):
+            self._observer.launch_ended(message)
 
     def blocks_left(self, message: hm.SlicesHeld) -> None:
         """Pass on the slices that a job occupies."""

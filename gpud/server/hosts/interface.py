@@ -55,6 +55,9 @@ class DeviceObserver(Protocol):
     def blocks_left(self, message: hm.SlicesHeld) -> None:
         """See `gpud.device.host.messages.SlicesHeld`."""
 
+    def launch_ended(self, message: hm.LaunchEnded) -> None:
+        """A lane's launch has ended unusually."""
+
     def lane_idle(self, message: hm.LaneIdle) -> None:
         """See `gpud.device.host.messages.LaneIdle`."""
 

@@ -86,6 +86,19 @@ class HostRequests:
             module, lambda reply: self._host.registry.measure(module, shape, reply), on_reply
         )
 
+    def prepare_launch(
+        self, module: Module, shape: Shape, make: Callable[[int], Any], on_reply: OnReply
+    ) -> None:
+        """Compile a kernel for a block shape if needed, and make a launch site of it."""
+
+        def measured(_: Any, error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            else:
+                self._host.registry.with_module(module, make, on_reply)
+
+        self.measure(module, shape, measured)
+
     def read_symbol(
         self, module: Module, name: str, offset: int, size: int, on_reply: OnReply
     ) -> None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,14 +32,16 @@ from gpud.core.scheduler import Scheduler
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
 from gpud.server.hosts.devices import Devices
+from gpud.server.ipc import memfd
 from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.modules import Module
 from gpud.server.state.quota import User
 from gpud.server.state.shared import SharedState
 from gpud.server.state.submitted_job import SubmittedJob
-from gpud.server.state.symbolizer import symbolized
+from gpud.server.state.symbolizer import symbolized, symbolized_in
 from gpud.units import JobId, Partitions, job_name
+from gpud.wire.lane_ring import RING_BYTES
 
 __all__ = ["Runner"]
 
@@ -270,6 +274,17 @@ class Runner:
             # Its allocation falls with the blocks that it holds.
             self._changed(job, time.monotonic_ns())
 
+    def launch_ended(self, message: hm.LaunchEnded) -> None:
+        """Take notice that a lane's launch has ended unusually, and tell its owner."""
+        job = self._jobs.get(JobId(message.job))
+        if job is None:
+            return
+        error = None if message.error is None else from_wire(message.error)
+        module = job.sites.get(message.site)
+        if error is not None and module is not None:
+            error = symbolized_in(error, job, module, self._arenas.nearest_array)
+        job.owner.launch_ended(job.number, message, error)
+
     def lane_idle(self, message: hm.LaneIdle) -> None:
         """Take notice that nothing runs in a lane."""
         self.feed(ev.LaneIdle(time.monotonic_ns(), JobId(message.job), message.epoch))
@@ -302,6 +317,10 @@ class Runner:
         job = self._jobs[command.job]
         sequence = job.sequence
         job.started_ns = now_ns = time.monotonic_ns()
+        if job.lane:
+            self._open_lane(job, command)
+            self._changed(job, now_ns)
+            return
         job.owner.job_begins(job)  # before the device is told, whose process may be quicker
         self._devices[command.device].jobs.start(
             sequence,
@@ -317,6 +336,19 @@ class Runner:
             ),
         )
         self._changed(job, now_ns)
+
+    def _open_lane(self, job: SubmittedJob, command: co.StartJob) -> None:
+        """Make the ring of a lane, and give it to its device and its owner."""
+        size = -(-RING_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        descriptor = memfd.create(f"gpud-lane-{job_name(job.id)}", size)
+        opening = hm.OpenLane(
+            job.id, job.session, command.occupancy, command.slices, command.epoch, command.online
+        )
+        try:
+            self._devices[command.device].jobs.open_lane(opening, descriptor)
+            job.owner.lane_opened(job.number, size, descriptor)
+        finally:
+            os.close(descriptor)
 
     def _resize_job(self, command: co.ResizeJob) -> None:
         job = self._jobs[command.job]

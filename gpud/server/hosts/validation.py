@@ -36,6 +36,8 @@ def check_reply(command: Any, value: Any) -> None:
         fine = type(value) is list and all(_is_progress(one, command) for one in value)
     elif isinstance(command, hm.OpenArena):
         fine = type(value) is int and command.base in (0, value)
+    elif isinstance(command, hm.PrepareLaunch):
+        fine = type(value) is int and value >= 0
     else:
         fine = value is None
     if not fine:

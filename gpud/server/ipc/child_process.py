@@ -58,6 +58,7 @@ class ChildProcess:
     Attributes:
         alive: whether messages can be sent.
         send: sends a message; it is dropped if the child has ended, or is not there yet.
+        send_with: `send` with a descriptor, which the caller may close then.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ChildProcess:
         self._over = False
         self.alive = False
         self.send: Callable[[Any], None] = _drop
+        self.send_with: Callable[[Any, int], None] = _drop_with
         self._last_line = ""
         self._oom_kills = oom_kills()
 
@@ -141,6 +143,7 @@ class ChildProcess:
         self._stream.start()
         self.alive = True
         self.send = self._stream.send
+        self.send_with = self._stream.send_with
 
     def request(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
@@ -254,6 +257,10 @@ class ChildProcess:
             except Exception:  # noqa: BLE001 - the other callbacks must be called
                 _LOG.exception("the end of the %s was not handled", self.what)
         self._on_end(reason)
+
+
+def _drop_with(message: Any, descriptor: int) -> None:
+    """Drop a message with a descriptor."""
 
 
 def _drop(message: Any) -> None:

@@ -74,7 +74,7 @@ class ValidatedSequence:
         self.killable = killable
         names = islice(dict.fromkeys(kernels), NAMES_KEPT)
         self.kernels = tuple(shorten(name, _NAME_LENGTH) for name in names)
-        self.occupancy = min(shape.occupancy for shape in shapes)
+        self.occupancy = min((shape.occupancy for shape in shapes), default=1)  # a lane has none
         self.total = sum(shape.task_blocks for shape in shapes)
         self.size_bytes = size_bytes
         self.charged_bytes = size_bytes + LAUNCH_BYTES * len(shapes)

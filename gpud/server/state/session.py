@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpud.compiler.program import rejection
+from gpud.device.host import messages as hm
 from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.errors.base import shorten
 from gpud.server.ipc.stream import Stream
@@ -20,7 +21,7 @@ from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, User
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import SessionId, job_name
-from gpud.wire.messages import Answer, Began, Failed, Finished
+from gpud.wire.messages import Answer, Began, Failed, Finished, LaneOpened, LaunchEnded
 
 __all__ = ["PendingCompilation", "Session", "internal_error"]
 
@@ -189,7 +190,7 @@ class Session:
 
     def when_idle(self, action: Callable[[], None]) -> None:
         """Call ``action`` once all jobs submitted so far have ended."""
-        if self.jobs:
+        if self._oldest() is not None:
             self._deferred.append((self.last_number, action))
         else:
             action()
@@ -202,13 +203,17 @@ class Session:
         """
         self._arenas.free_after(self.number, device, address, self.last_number)
         self._freed += 1
-        self._settle_arrays(next(iter(self.jobs), None))
+        self._settle_arrays(self._oldest())
 
     def _settle_arrays(self, oldest: int | None) -> None:
         """Release the freed arrays that no job from ``oldest`` on can use."""
         count = self._arenas.settle(self.number, oldest)
         self._freed -= count
         self.host_memory.uncharge(count * ARRAY_BYTES)
+
+    def lane_opened(self, lane: int, size: int, descriptor: int) -> None:
+        """Give the client the ring of a lane; the descriptor may be closed then."""
+        self.send_with(LaneOpened(lane, size), descriptor)
 
     def job_begins(self, job: SubmittedJob) -> None:
         """Notify the client that a job is about to begin, if it wants to know."""
@@ -236,10 +241,20 @@ class Session:
                 _LOG.info(
                     "job %s, the first of its session, failed: %s", job_name(job.id), job.error
                 )
-        oldest = next(iter(jobs), None)
+        oldest = self._oldest()
         if (self._freed or self._deferred) and (oldest is None or oldest > number):
             # It was the oldest, so deferred actions may have become due.
             self._settle(oldest)
+
+    def _oldest(self) -> int | None:
+        """Return the oldest job for which what is freed has to wait; clients see to their lanes."""
+        return next((number for number, job in self.jobs.items() if not job.lane), None)
+
+    def launch_ended(self, lane: int, launch: hm.LaunchEnded, error: GpudError | None) -> None:
+        """Notify the client how a launch of a lane has ended."""
+        fields = None if error is None else error.to_wire()
+        progress = launch.done, launch.total
+        self.send(LaunchEnded(lane, launch.launch, launch.state, fields, launch.output, progress))
 
     def _settle(self, oldest: int | None) -> None:
         """Run the deferred actions that wait only for jobs before ``oldest``."""

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 from gpud.core.capacity import SCALE
 from gpud.core.job import JobRecord, ShareChange
+from gpud.device.host import messages as hm
 from gpud.errors import GpudError
+from gpud.server.state.modules import Module
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.units import JobId, SessionId, job_name
 
@@ -33,6 +35,12 @@ class JobOwner(Protocol):
     def job_begins(self, job: SubmittedJob) -> None:
         """Take notice that a job is about to be sent to its device."""
 
+    def lane_opened(self, lane: int, size: int, descriptor: int) -> None:
+        """Take the ring of a lane."""
+
+    def launch_ended(self, lane: int, launch: hm.LaunchEnded, error: GpudError | None) -> None:
+        """Take notice of how a launch of a lane has ended."""
+
     def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:
         """Take notice that a job has ended; called once for each."""
 
@@ -46,6 +54,8 @@ class SubmittedJob:
         error: the error it failed with on its device.
         memory_bytes: of its session's arrays on its device when it ended; None before.
         started_ns: when it was sent to its device, monotonic; None: it was not.
+        lane: whether it is a lane, which stays open and has no launches of its own.
+        sites: the modules of a lane's launch sites, by their numbers.
         follows: how many jobs it must wait for.
         sequence: the launches; only until the job has ended.
         owner: is notified of its end; only until then.
@@ -56,9 +66,9 @@ class SubmittedJob:
 
     __slots__ = (
         "_stats", "_terms", "changes", "device", "ended_ns", "error", "first_block_ns", "follows",
-        "id", "kernels", "launches", "memory_bytes", "number", "occupancy", "online", "output",
-        "owner", "program", "progress", "progressed_ns", "record", "release_ns", "resizes",
-        "sequence", "session", "started_ns", "state", "submitted_ns", "uid",
+        "id", "kernels", "lane", "launches", "memory_bytes", "number", "occupancy", "online",
+        "output", "owner", "program", "progress", "progressed_ns", "record", "release_ns",
+        "resizes", "sequence", "session", "sites", "started_ns", "state", "submitted_ns", "uid",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +95,8 @@ class SubmittedJob:
         self.started_ns: int | None = None
         self.record: JobRecord | None = None
         self.online = False
+        self.lane = False
+        self.sites: dict[int, Module] = {}
         self.follows = 0
         self.error: GpudError | None = None
         self.output = b""

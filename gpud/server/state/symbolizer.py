@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from gpud.compiler.program import Site
@@ -28,12 +29,14 @@ from gpud.errors import (
     from_wire,
 )
 from gpud.errors.findings import Finding
-from gpud.server.state.modules import CompiledProgram
+from gpud.server.state.modules import CompiledProgram, Module
+from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.submitted_job import SubmittedJob
 
+_NO_SHAPE = (0, (1, 1, 1), 0, False)
 _EXTERN_SHARED = re.compile(r"\.extern\s+\.shared\s[^;]*?([\w$]+)\[\]")
 
-__all__ = ["NearestArray", "symbolized", "symbolized_rejection"]
+__all__ = ["NearestArray", "symbolized", "symbolized_in", "symbolized_rejection"]
 
 NearestArray = Callable[[int, int, int], tuple[int, int] | None]
 """(session, device, address) to the address and size of the session's array nearest to it."""
@@ -55,6 +58,18 @@ def symbolized(error: GpudError, job: SubmittedJob, nearest_array: NearestArray)
         return _reworded(error, job, nearest_array)
     except (TypeError, ValueError, AttributeError):
         return error  # a field is not of its type: the host's memory is damaged
+
+
+def symbolized_in(
+    error: GpudError, job: SubmittedJob, module: Module, nearest_array: NearestArray
+) -> GpudError:
+    """`symbolized` for a launch in a lane, of a kernel of ``module``."""
+    launched = copy(job)
+    launched.sequence = ValidatedSequence(b"", (), ((module, _NO_SHAPE),), (), 0)
+    try:
+        return symbolized(error, launched, nearest_array)
+    except GpudError:  # the size of the launch's shared memory is not known here
+        return error
 
 
 def symbolized_rejection(error: GpudError, program: CompiledProgram) -> GpudError:

@@ -49,11 +49,13 @@ class EndedLaunch(NamedTuple):
     """A launch whose end is reported with more than a completion.
 
     Attributes:
+        site: its launch site.
         state: ``done``, ``failed`` or ``cancelled``.
         progress: task blocks done, and their total.
     """
 
     number: int
+    site: int
     state: str
     error: GpudError | None
     output: bytes
@@ -113,7 +115,7 @@ class CPULane:
         self._ending = self._over = False
         self._lent = False
         self._wait = RecordWait()
-        self._cancelled = -1
+        self._skips: set[int] = set()  # launches that are not to begin
         self.slices = 0
         self.error: GpudError | None = None
 
@@ -132,6 +134,13 @@ class CPULane:
         """Slices that it may use, or that its blocks still hold."""
         with self._scheduler.lock:
             return max(self.slices, 0 if self._run is None else self._run.held)
+
+    exhausted = False
+    output = b""
+    progress = (0, 0, 0)
+    complete = True
+    first_block_ns = 0
+    release_ns = 0
 
     def end(self) -> None:
         """Run no further launch; running task blocks go on to their end, and the lane ends."""
@@ -215,11 +224,10 @@ class CPULane:
             run, following = self._run, self._lane["number"]
             ahead = (number - following) & 0xFFFFFFFF
             if ahead < ring.SLOTS:
-                self._lane["skip"] = (number + 1) & 0xFFFFFFFF
+                self._skips.add(number)
+                self._arm()
                 following = self._lane["number"]  # it may have begun just now
             runs = (number + 1) & 0xFFFFFFFF == following and self._lane["current"] != NONE
-            if runs:
-                self._cancelled = number
         if runs and run is not None:
             run.kill()
 
@@ -267,6 +275,13 @@ class CPULane:
     def interrupt(self) -> None:
         """End `wait_for_record`, now or the next time; the lane has ended."""
         self._wait.interrupt()
+
+    def _arm(self) -> None:
+        """Have native code stop at the next launch that is not to begin; with the lock."""
+        following = self._lane["number"]
+        self._skips = {one for one in self._skips if (one - following) & 0xFFFFFFFF < ring.SLOTS}
+        nearest = min(self._skips, key=lambda one: (one - following) & 0xFFFFFFFF, default=-1)
+        self._lane["skip"] = (nearest + 1) & 0xFFFFFFFF
 
     # -- one run after another
 
@@ -334,9 +349,12 @@ class CPULane:
         elif skipped:
             state, progress = "cancelled", (0, progress[1])
         if skipped:
-            lane["skip"] = 0
+            self._skips.discard(number)
+            self._arm()
         output = b"" if skipped and not was_open else run.output
-        self._observer.launch_ended(EndedLaunch(number, state, run.error, output, progress))
+        self._observer.launch_ended(
+            EndedLaunch(number, lane["site"], state, run.error, output, progress)
+        )
         self._native.report(lane.address, run.began_at_ns, number, ring.SEE_MESSAGE)
 
     def _finish(self) -> None:

@@ -1,0 +1,123 @@
+"""The lanes of a device host: opens them, prepares launch sites, and reports what ends unusually.
+
+The launches themselves pass by: native code reads them from the lanes' rings. To the front, and to
+most of the host, a lane is a job whose run stays open (`gpud.device.host.running_job`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from gpud.device.host import messages as m
+from gpud.device.host.link import Link
+from gpud.device.host.running_job import RunningJob
+from gpud.device.interface import LaunchSpec
+from gpud.errors import InvalidArgument, UnknownName
+
+__all__ = ["Lanes"]
+
+
+class _Observer:
+    """Tells the front what happens to one lane."""
+
+    def __init__(self, running: RunningJob, send: Callable[[Any], None]) -> None:
+        self._running = running
+        self._send = send
+        self.on_left = running.on_left
+        self.on_over = running.on_over
+
+    def launch_ended(self, launch: Any) -> None:
+        """Report the end of a launch."""
+        error = None if launch.error is None else launch.error.to_wire()
+        number = self._running.number
+        self._send(
+            m.LaunchEnded(
+                number, launch.number, launch.site, launch.state, error, launch.output,
+                *launch.progress,
+            )
+        )  # fmt: skip
+
+
+class Lanes:
+    """The lanes of a device.
+
+    Args:
+        device: has them; its `open_lane` makes one.
+        link: the connection to the front.
+        jobs: all jobs of the host by number, which lanes join.
+        kernel: finds a loaded kernel by module number and name.
+        new_job: makes the `RunningJob` of a command.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        link: Link,
+        jobs: dict[int, RunningJob],
+        kernel: Callable[[int, str], Any],
+        new_job: Callable[[Any], RunningJob],
+    ) -> None:
+        self._device = device
+        self._link = link
+        self._jobs = jobs
+        self._kernel = kernel
+        self._new_job = new_job
+        self._lanes: dict[int, Any] = {}
+
+    def open(self, command: m.OpenLane) -> None:
+        """Execute `OpenLane`.
+
+        Raises:
+            InvalidArgument: the device has no lanes, or no descriptor came with the command.
+        """
+        descriptor = self._link.take_descriptor()
+        try:
+            open_lane = getattr(self._device, "open_lane", None)
+            if open_lane is None:
+                raise InvalidArgument(
+                    f"{self._device.name} has no lanes yet: submit to a stream of gpu.stream()"
+                )
+            if descriptor is None:
+                raise InvalidArgument("OpenLane came without a file descriptor")
+            running = self._new_job(command)
+            observer = _Observer(running, self._link.send)
+            lane = open_lane(descriptor, command.occupancy, int(command.online), observer)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._jobs[command.job] = running
+        self._lanes[command.job] = lane
+        running.start(lane)
+
+    def prepare(self, command: m.PrepareLaunch) -> None:
+        """Execute `PrepareLaunch`.
+
+        Raises:
+            GpudError: as the device's lane raises for the launch site.
+        """
+        lane = self._lane(command.job)
+        form: Any = command.form
+        spec = LaunchSpec(
+            self._kernel(command.module, command.entry), form, (1, 1, 1), command.block, b"",
+            command.shared, command.occupancy,
+        )  # fmt: skip
+        ticket = command.ticket
+        lane.add_site(spec, lambda site: self._link.send(m.Replied(ticket, site)))
+
+    def cancel(self, command: m.CancelLaunch) -> None:
+        """Execute `CancelLaunch`."""
+        lane = self._lanes.get(command.job)
+        if lane is not None:
+            lane.cancel(command.launch)
+
+    def forget(self, job: int) -> None:
+        """Drop a lane that has ended."""
+        self._lanes.pop(job, None)
+
+    def _lane(self, job: int) -> Any:
+        lane = self._lanes.get(job)
+        if lane is None:
+            raise UnknownName("the lane has ended; open another")
+        return lane

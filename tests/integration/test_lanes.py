@@ -1,0 +1,238 @@
+"""Lanes from a client to the CPU device and back, beside ordinary jobs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import gpud_client as gc
+from gpud.wire import lane_ring as ring
+from gpud_client.launch.lanes import Lane
+
+LIMIT_S = 30.0
+SOURCE = r"""
+extern "C" __global__ void put(unsigned* out, unsigned value) { out[blockIdx.x] = value; }
+extern "C" __global__ void add(unsigned* out) { atomicAdd(out, 1u); }
+extern "C" __global__ void wrong(unsigned* out) { if (blockIdx.x == 3) out[1ll << 40] = 1; }
+extern "C" __global__ void print(unsigned value) { printf("%u;", value); }
+extern "C" __global__ void spin(volatile unsigned* flag) { while (!*flag) {} }
+"""
+CLIENT = """
+import sys, numpy as np, gpud_client as gc
+gpu = gc.connect(sys.argv[1])
+lane = gpu.lane(reservation=2)
+flag = gpu.zeros(1, np.uint32)
+gpu.kernel(sys.stdin.read(), "spin").submit(1, 1, (flag,), stream=lane)
+print("there", flush=True)
+lane.synchronize()
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[gc.Session]:
+    with gc.local("cpu:2") as session:
+        yield session
+
+
+@pytest.fixture
+def lane(gpu: gc.Session) -> Iterator[Lane]:
+    with gpu.lane(reservation=1) as opened:
+        yield opened
+
+
+def kernel(gpu: gc.Session, name: str) -> gc.Kernel:
+    return gpu.kernel(SOURCE, name)
+
+
+def test_a_program_changes_one_line(gpu: gc.Session, lane: Lane) -> None:
+    out = gpu.zeros(8, np.uint32)
+    job = kernel(gpu, "put").submit(5, 1, (out, 7), stream=lane)
+    job.result(LIMIT_S)
+    assert out.get().tolist() == [7] * 5 + [0] * 3
+    assert job.done()
+    assert not job.cancelled()
+    assert (job.state, job.progress, job.allocation) == ("done", (5, 5), 0)
+    assert job.stats["run_s"] > 0
+    assert job.id.startswith(f"{gpu.number}.")
+
+
+def test_reads_and_writes_of_an_array_wait_for_its_launches(gpu: gc.Session, lane: Lane) -> None:
+    put, out = kernel(gpu, "put"), gpu.zeros(1, np.uint32)
+    for value in range(200):
+        put.submit(1, 1, (out, value), stream=lane)
+        assert out.get()[0] == value
+        out.set([0])
+        assert out.get()[0] == 0
+
+
+def test_more_launches_than_the_ring_holds_wait_for_room(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    jobs = [add.submit(1, 1, (out,), stream=lane) for _ in range(3 * ring.SLOTS)]
+    jobs[-1].result(LIMIT_S)
+    assert out.get()[0] == len(jobs)
+    assert all(job.done() for job in jobs)
+
+
+def test_threads_share_a_lane(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+
+    def submit() -> None:
+        for _ in range(300):
+            add.submit(1, 1, (out,), stream=lane).result(LIMIT_S)
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert out.get()[0] == 1200
+
+
+def test_errors_name_kernel_block_and_array_as_on_the_ordinary_path(
+    gpu: gc.Session, lane: Lane
+) -> None:
+    out = gpu.zeros(4, np.uint32)
+    wrong = kernel(gpu, "wrong")
+    errors = [
+        wrong.submit(8, 1, (out,), stream=stream).exception(LIMIT_S) for stream in (None, lane)
+    ]
+    assert all(isinstance(error, gc.IllegalAddress) for error in errors)
+    assert str(errors[0]) == str(errors[1])
+    kernel(gpu, "put").submit(4, 1, (out, 3), stream=lane).result(LIMIT_S)
+    assert out.get().tolist() == [3] * 4
+
+
+def test_output_arrives_with_its_job(gpu: gc.Session, lane: Lane) -> None:
+    jobs = [kernel(gpu, "print").submit(2, 1, (value,), stream=lane) for value in range(4)]
+    jobs[-1].result(LIMIT_S)
+    assert [job.output for job in jobs] == [f"{value};{value};" for value in range(4)]
+
+
+def test_running_and_waiting_jobs_are_cancelled(gpu: gc.Session, lane: Lane) -> None:
+    flag, out = gpu.zeros(1, np.uint32), gpu.zeros(4, np.uint32)
+    endless = kernel(gpu, "spin").submit(1, 1, (flag,), stream=lane)
+    put = kernel(gpu, "put")
+    put.submit(1, 1, (out, 9), stream=None).result(LIMIT_S)
+    add = kernel(gpu, "add")
+    assert lane._sites  # of the endless one: another site has to wait for it
+    with pytest.raises(TimeoutError):
+        endless.result(0.05)
+    assert endless.cancel()
+    with pytest.raises(gc.JobCancelled):
+        endless.result(LIMIT_S)
+    assert endless.cancelled()
+    add.submit(1, 1, (out,), stream=lane).result(LIMIT_S)
+    again = kernel(gpu, "spin").submit(1, 1, (flag,), stream=lane)
+    rest = [add.submit(1, 1, (out,), stream=lane) for _ in range(5)]
+    for job in rest[:3]:
+        assert job.cancel()
+    again.cancel()
+    rest[-1].result(LIMIT_S)
+    assert [job.cancelled() for job in rest] == [True] * 3 + [False] * 2
+    assert out.get()[0] == 9 + 1 + 2
+
+
+def test_futures_and_callbacks_work_though_nobody_asks(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    jobs = [add.submit(1, 1, (out,), stream=lane) for _ in range(20)]
+    assert not concurrent.futures.wait(jobs, LIMIT_S).not_done
+    called = threading.Event()
+    job = add.submit(1, 1, (out,), stream=lane)
+    job.add_done_callback(lambda _: called.set())
+    assert called.wait(LIMIT_S)
+
+
+def test_a_sequence_is_one_job(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    job = gpu.sequence([add.call(2, 1, (out,)) for _ in range(5)], stream=lane)
+    job.result(LIMIT_S)
+    assert job.progress == (10, 10)
+    assert out.get()[0] == 10
+
+
+def test_jobs_follow_each_other_between_lanes_and_streams(gpu: gc.Session, lane: Lane) -> None:
+    put, out = kernel(gpu, "put"), gpu.zeros(1, np.uint32)
+    last = None
+    for value in range(30):
+        stream = lane if value % 2 else None
+        last = put.submit(1, 1, (out, value), stream=stream, after=[last] if last else ())
+    assert last is not None
+    last.result(LIMIT_S)
+    assert out.get()[0] == 29
+
+
+@pytest.mark.parametrize(
+    "options", [{"reservation": 1}, {"quota": 1}, {"weight": 2}, {"deadline": 1}, {"timeout": 1}]
+)
+def test_options_that_a_lane_does_not_have_are_refused(
+    gpu: gc.Session, lane: Lane, options: dict[str, int]
+) -> None:
+    out = gpu.zeros(1, np.uint32)
+    with pytest.raises(ValueError, match="lane"):
+        kernel(gpu, "add").submit(1, 1, (out,), stream=lane, **options)  # type: ignore[arg-type]
+
+
+def test_a_closed_lane_gives_its_share_back(gpu: gc.Session) -> None:
+    out = gpu.zeros(1, np.uint32)
+    for _ in range(3):
+        with gpu.lane(reservation=2) as opened:
+            kernel(gpu, "add").submit(1, 1, (out,), stream=opened)
+        assert opened.closed
+        with pytest.raises(gc.GpudError, match="the lane is closed"):
+            kernel(gpu, "add").submit(1, 1, (out,), stream=opened)
+    assert out.get()[0] == 3
+    with pytest.raises(gc.AdmissionError):
+        gpu.lane(reservation=3)
+
+
+def test_memory_of_arrays_comes_free_while_a_lane_is_open(gpu: gc.Session, lane: Lane) -> None:
+    add = kernel(gpu, "add")
+    for _ in range(3):
+        big = gpu.zeros(1 << 20, np.uint32)
+        add.submit(1, 1, (big,), stream=lane)
+        big.get()
+    del big
+    end = time.monotonic() + LIMIT_S
+    while gpu.query("memory")["sessions"][0]["used_bytes"] > 1 << 20:
+        gpu.zeros(1)
+        assert time.monotonic() < end
+
+
+def test_nonsense_in_the_ring_ends_that_lane_alone(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    with gpu.lane(reservation=1) as other:
+        job = add.submit(1, 1, (out,), stream=other)
+        job.result(LIMIT_S)
+        other._at += 5
+        late = add.submit(1, 1, (out,), stream=other)
+        with pytest.raises(gc.GpudError, match="launch 1 was to come, not 6"):
+            late.result(LIMIT_S)
+        assert other.closed
+    add.submit(1, 1, (out,), stream=lane).result(LIMIT_S)
+    assert out.get()[0] == 2
+
+
+def test_a_killed_clients_lane_is_closed_with_its_running_blocks(gpu: gc.Session) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, gpu.path],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(SOURCE)
+    client.stdin.close()
+    assert client.stdout.readline() == "there\n"
+    os.kill(client.pid, signal.SIGKILL)
+    client.wait()
+    client.stdout.close()
+    with gpu.lane(reservation=2):  # which waits until the whole device is free
+        pass
