@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gpud.errors import GpudError
-from gpud.wire.messages import Finished
+from gpud.wire.messages import Finished, LaneOpened, LaunchEnded
 
 if TYPE_CHECKING:
     from gpud_client.devices import Device
@@ -22,6 +22,7 @@ __all__ = [
     "Operation",
     "PendingJob",
     "PendingJobs",
+    "PendingLane",
     "Request",
     "Step",
     "wake",
@@ -126,6 +127,22 @@ class PendingJob(Protocol):
     def _settle(self, message: Finished) -> None: ...
 
     def _lose(self, error: GpudError) -> None: ...
+
+
+class PendingLane(Protocol):
+    """What this package uses of a lane; see `gpud_client.launch.lanes`."""
+
+    _number: int
+
+    def _open(self, message: LaneOpened, descriptor: int) -> None: ...
+
+    def _launch_ended(self, message: LaunchEnded) -> None: ...
+
+    def _settle(self, message: Finished) -> None: ...
+
+    def _lose(self, error: GpudError) -> None: ...
+
+    def _latest(self) -> Any: ...
 
 
 class PendingJobs:

@@ -53,11 +53,17 @@ from gpud.wire.messages import (
     WorkloadOpened,
 )
 from gpud_client.connection.daemon_socket import MAX_FRAME_BYTES
-from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
+from gpud_client.connection.pending import (
+    Notification,
+    Operation,
+    PendingJob,
+    PendingJobs,
+    PendingLane,
+    Request,
+)
 
 if TYPE_CHECKING:
     from gpud_client.arena import ArenaMemory
-    from gpud_client.launch.lanes import Lane
 
 __all__ = ["ProtocolState", "Resumable", "connection_lost"]
 
@@ -108,7 +114,7 @@ class ProtocolState:
         self.session = 0
         self.requests: dict[int, Request] = {}
         self.jobs: dict[int, PendingJob] = {}
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, PendingLane] = {}
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
@@ -183,7 +189,7 @@ class ProtocolState:
         self.jobs[number] = job
         return frame
 
-    def open_lane(self, lane: Lane, terms: tuple[Any, ...]) -> bytes:
+    def open_lane(self, lane: PendingLane, terms: tuple[Any, ...]) -> bytes:
         """Give a lane its number, as a job, and return its frame.
 
         Args:

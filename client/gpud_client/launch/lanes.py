@@ -35,7 +35,8 @@ from gpud_client.launch.streams import Stream
 
 if TYPE_CHECKING:
     from gpud_client.devices import Device
-    from gpud_client.launch.lane_jobs import LaneJob
+
+LaneJob = Any  # `gpud_client.launch.lane_jobs.LaneJob`, which is above this
 
 __all__ = ["Lane", "check_machine"]
 
@@ -145,7 +146,7 @@ class Lane(Stream):
             self._arrived.notify_all()
 
     def _settle(self, message: Finished) -> None:
-        """The lane has ended."""
+        """End the lane, as the daemon says."""
         error: GpudError
         if message.error is not None:
             error = from_wire(message.error)

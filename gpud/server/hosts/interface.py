@@ -56,7 +56,7 @@ class DeviceObserver(Protocol):
         """See `gpud.device.host.messages.SlicesHeld`."""
 
     def launch_ended(self, message: hm.LaunchEnded) -> None:
-        """A lane's launch has ended unusually."""
+        """Take notice that a launch of a lane has ended unusually."""
 
     def lane_idle(self, message: hm.LaneIdle) -> None:
         """See `gpud.device.host.messages.LaneIdle`."""
