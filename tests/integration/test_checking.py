@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,73 @@ def test_a_planted_fault_is_found(gpu: gc.Session, fault: Fault) -> None:
         assert first.argument == fault.argument, said
     assert first.thread is not None
     assert first.task_block is not None
+
+
+COPY = r"""
+extern "C" __global__ void copy(const float* x, float* y, int times) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int k = 0; k < times; k++) y[i] = x[i] + k;
+}"""
+
+
+def test_arrays_that_jobs_still_use_do_not_count_as_freed(gpu: gc.Session) -> None:
+    copy = gpu.kernel(COPY, "copy")
+    y = gpu.empty(256, "f4")
+    values = np.arange(256, dtype=np.float32)
+    jobs = [copy.submit(2, 128, (gpu.array(values + n), y, 200)) for n in range(8)]
+    for job in jobs:
+        job.result(timeout=60)
+    assert (y.get() == values + 7 + 199).all()
+
+
+def test_what_was_written_stays_known(gpu: gc.Session) -> None:
+    copy = gpu.kernel(COPY, "copy")
+    x, y, z = (gpu.empty(256, "f4") for _ in range(3))
+    x.set(np.ones(256, np.float32))
+    copy.submit(2, 128, (x, y, 1)).result(timeout=60)
+    copy.submit(2, 128, (y, z, 1)).result(timeout=60)
+    assert (z.get() == 1).all()
+
+
+def test_findings_are_those_of_their_job(gpu: gc.Session) -> None:
+    copy = gpu.kernel(COPY, "copy")
+    x, y = gpu.zeros(256, "f4"), gpu.zeros(256, "f4")
+    jobs = [copy.submit(2 + n % 2, 128, (x, y, 1), stream=gpu.stream()) for n in range(8)]
+    found = [job.exception(timeout=60) for job in jobs]
+    assert [error is not None for error in found] == [n % 2 == 1 for n in range(8)]
+
+
+def test_a_sequence_names_its_launch(gpu: gc.Session) -> None:
+    copy = gpu.kernel(COPY, "copy")
+    x, y = gpu.zeros(256, "f4"), gpu.zeros(256, "f4")
+    job = gpu.sequence([copy.call(2, 128, (x, y, 1)), copy.call(3, 128, (x, y, 1))])
+    error = job.exception(timeout=60)
+    assert isinstance(error, gc.CheckFailed)
+    assert {one.launch for one in error.findings} == {1}
+    assert job.state == "failed"
+
+
+def test_other_sessions_are_not_checked(gpu: gc.Session) -> None:
+    with gc.connect(gpu.path) as other:
+        copy = other.kernel(COPY, "copy")
+        x, y = other.empty(256, "f4"), other.zeros(256, "f4")
+        copy.submit(2, 128, (x, y, 1)).result(timeout=60)
+
+
+def test_with_asyncio() -> None:
+    async def run() -> BaseException | None:
+        async with gc.alocal("cpu:1", check=True) as gpu:
+            copy = await gpu.kernel(COPY, "copy")
+            x, y = await gpu.zeros(128, "f4"), await gpu.zeros(128, "f4")
+            job = await copy.submit(2, 128, (x, y, 1))
+            return await job.exception()
+
+    assert isinstance(asyncio.run(run()), gc.CheckFailed)
+
+
+def test_it_does_not_go_with_reconnecting(gpu: gc.Session) -> None:
+    with pytest.raises(ValueError, match="another daemon"):
+        gc.connect(gpu.path, reconnect=True, check=True)
 
 
 TYPES = """
