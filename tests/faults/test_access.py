@@ -45,7 +45,7 @@ class Scene:
         self.world = world
         self.alice = alice
         self.bob = bob
-        self.module = self.own = self.array = 0
+        self.module = self.own = self.array = self.workload = 0
 
     @property
     def job(self) -> tuple[int, int]:
@@ -59,6 +59,10 @@ class Scene:
         self.alice.submit(1, self.module, quota=(1, 1))
         await until(lambda: self.world.host.jobs)
         self.own = await self.bob.kernel("k")
+        opening = await self.alice.ask(
+            lambda r: wm.OpenWorkload(r, 1, 4096, 4096, 4096, 1), wm.WorkloadOpened
+        )
+        self.workload = opening.workload
 
     def state(self) -> Any:
         """What Alice has, as the daemon sees it."""
@@ -66,7 +70,9 @@ class Scene:
         session = daemon.state.sessions[self.alice.session]
         record = next(iter(session.jobs.values())).record
         assert record is not None
+        (workload,) = daemon.state.workloads.all.values()
         return (
+            (workload.number, workload.need, workload.lent, workload.iterations, workload.ending),
             list(session.modules),
             [dict(module.measured) for module in session.modules.values()],
             daemon.state.arenas._ledger.nearest(session.number, 0, self.array),
@@ -80,9 +86,8 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     async with World() as world:
         kernels = {SECRET: Behaviour(block_ns=None)}
-        await world.start(
-            FakeHost(sms=4, kernels=kernels, auto=True, arrays="copied"), others="sums"
-        )
+        copies = FakeHost(sms=4, kernels=kernels, auto=True, arrays="copied")
+        await world.start(copies, FakeHost(sms=1, auto=True), others="sums")
         one = Scene(world, await world.client(ALICE), await world.client(BOB))
         await one.set_up()
         yield one
@@ -158,6 +163,22 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
         ],
     ),
     "Follow": (wm.Follow, [(lambda s, r: wm.Follow(r), lambda value: value is None)]),
+    "BeginIteration": (
+        wm.BeginIteration,
+        [(lambda s, r: wm.BeginIteration(r, s.workload), "unknown-name")],
+    ),
+    "EndIteration": (
+        wm.EndIteration,
+        [(lambda s, r: wm.EndIteration(s.workload), "unknown-name")],
+    ),
+    "GrowWorkload": (
+        wm.GrowWorkload,
+        [(lambda s, r: wm.GrowWorkload(r, s.workload, 8192), "unknown-name")],
+    ),
+    "CloseWorkload": (
+        wm.CloseWorkload,
+        [(lambda s, r: wm.CloseWorkload(r, s.workload), "unknown-name")],
+    ),
 }
 
 REACHING |= {
@@ -177,8 +198,12 @@ REACHING |= {
     "Drain": (wm.Drain, [(lambda s, r: wm.Drain(r), "invalid-argument")]),
 }
 
+UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration)
+"""What is refused with request 0."""
+
 HARMLESS = {
     "Hello": "refused in a session",
+    "OpenWorkload": "asks for memory of one's own; nothing of others can be named",
     "Compile": "makes a module of one's own; nothing of others can be named",
     "Resume": "numbers one's own jobs, before the first; nothing of others can be named",
 }
@@ -207,7 +232,7 @@ async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> N
             found = finished.state if finished.error is None else finished.error["code"]
             assert found == expected
             continue
-        numbered = 0 if type(message) in (wm.Unload, wm.Free, wm.Upload) else request
+        numbered = 0 if type(message) in UNNUMBERED else request
         answer = await scene.bob.expect(
             wm.Failed if isinstance(expected, str) else wm.Answer,
             lambda one: one.request == numbered,  # type: ignore[attr-defined]  # noqa: B023
