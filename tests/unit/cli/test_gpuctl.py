@@ -165,6 +165,14 @@ def test_ps_all_has_the_ended_jobs_first(peer: Peer, capsys: pytest.CaptureFixtu
     assert [row["id"] for row in rows] == ["2.5", "3.17", "4.1"]
 
 
+def test_history_and_report_choose_jobs_alike(peer: Peer) -> None:
+    chosen = ["--user", "7", "--until", "1970-01-02T00:00:00+00:00", "--state", "failed"]
+    assert main(["history", *chosen]) == main(["report", *chosen]) == DONE
+    listed, added = (asked._replace(request=0) for asked in peer.asked_for(AskHistory))
+    assert (listed.user, listed.until_s, listed.state, listed.by) == ("7", 86_400, "failed", None)
+    assert added == listed._replace(by="user", limit=0)
+
+
 def test_limits_are_passed_on(peer: Peer) -> None:
     assert main(["history", "-n", "7"]) == main(["events", "--limit", "5"]) == DONE
     assert [(query.topic, query.limit) for query in peer.asked_for(Query)] == [("events", 5)]
