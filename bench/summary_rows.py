@@ -231,8 +231,8 @@ def lane_wake(result: Result) -> Iterator[Row]:
     for name, row in result["rows"].items():
         yield (
             (
-                f"a launch in a lane that lends its share, offline blocks of {name}: signal to first "
-                "block, p50 and p99, of which above the blocks that had to leave"
+                f"a launch in a lane that lends its share, offline blocks of {name}: signal to "
+                "first block, p50 and p99, of which above the blocks that had to leave"
             ),
             (
                 f"{row['first_p50_us']:.0f} and {row['first_p99_us']:.0f} us; "

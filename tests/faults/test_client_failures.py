@@ -10,6 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_what_a_killed_client_had_comes_back(
 def test_a_long_chain_of_jobs_dies_with_its_client() -> None:
     """Each follows the one before, by `after`; none of them runs when the first one ends."""
     count = 10_000
-    limits = {"max_jobs_per_session": count, "session_host_memory": "1 GiB"}
+    limits: dict[str, Any] = {"max_jobs_per_session": count, "session_host_memory": "1 GiB"}
     with gc.local("cpu:2", log_level="warning", grace="30 s", **limits) as gpu:
         client = Raw(str(gpu.path))
         client.hello()

@@ -23,7 +23,7 @@ SMS = 2
 def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
     """Open the device that ``spec`` names: the model has one."""
     driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
-    paths = {"release": settings.release_path, "launches": settings.launch_path}
+    paths: dict[str, Any] = {"release": settings.release_path, "launches": settings.launch_path}
     return CUDADevice(spec.number, **paths, driver=driver)
 
 

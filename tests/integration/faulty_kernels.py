@@ -21,7 +21,7 @@ class Fault(NamedTuple):
         source: the body of ``kernel``, or all of the program if it has a ``__global__``.
         kind: of the finding.
         access: of the finding.
-        index: the element, the byte of shared memory, or the lane; None: any.
+        element: the index of the element, or the byte of shared memory, or the lane; None: any.
         argument: whose array it is; None: not the point.
         parameters: of the kernel.
         arguments: what they are given.
@@ -31,9 +31,9 @@ class Fault(NamedTuple):
 
     name: str
     source: str
-    kind: str
-    access: str
-    index: int | None = None
+    kind: str | None
+    access: str | None
+    element: int | None = None
     argument: int | None = None
     parameters: str = "float* x, float* y, int n"
     arguments: str = "f4 f4 n"

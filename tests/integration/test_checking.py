@@ -71,9 +71,9 @@ def test_a_planted_fault_is_found(gpu: gc.Session, fault: Fault) -> None:
     assert f"kernel.cu:{fault.line}" in places, said
     assert first.file == "kernel.cu", said
     assert first.kernel == "kernel", said
-    if fault.index is not None:
+    if fault.element is not None:
         index = first.address if first.space == "shared" else first.element
-        assert index == fault.index, said
+        assert index == fault.element, said
     if fault.argument is not None:
         assert first.argument == fault.argument, said
     assert first.thread is not None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_an_error_in_the_block_ends_it_too() -> None:
     ("device", "options", "said"),
     [("quantum", {}, "quantum"), ("cpu:1", {"no_such_setting": 1}, "no-such-setting")],
 )
-def test_it_says_why_it_did_not_start(device: str, options: dict[str, int], said: str) -> None:
+def test_it_says_why_it_did_not_start(device: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=rf"(?s)ended at once.*{said}"):
         gc.local(device, **options)
 

@@ -118,7 +118,7 @@ def connections(device: str, wanted: int) -> dict[str, Any]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard - 512)
-    limits = {"max_connections": count, "max_user_connections": count}
+    limits: dict[str, Any] = {"max_connections": count, "max_user_connections": count}
     clients: list[Raw] = []
     with gc.local(device, log_level="warning", **limits) as gpu:
         try:
