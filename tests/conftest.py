@@ -83,6 +83,7 @@ CI = (
     "tests/integration/test_reconnect.py",
     "tests/integration/test_shares.py",
     "tests/property/test_structured_kernels.py",
+    "tests/unit/cpu/scheduling/test_spinning.py::test_what_ends_by_itself_is_left_alone",
     "tests/unit/test_mutation.py",
 )
 """Beginnings of the ids of tests of continuous integration's tier."""
