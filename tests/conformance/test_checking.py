@@ -18,11 +18,11 @@ from tests.conformance.suite.case import Form
 NAME = operator.attrgetter("name")
 FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole")
 
-# One of each: shared memory, shuffles, votes, locks, flags between blocks, a grid's barrier, named
-# barriers, asynchronous copies, device functions, the heap, early exits, generic addresses.
+# Shared memory, early exits, flags and waits between blocks, barriers of the grid, functions,
+# compare-and-swap, bulk copies.
 SAMPLE = (
     *("saxpy", "stencil_3d", "early_return", "lookback_scan", "last_block_reduce"),
-    *("grid_scan", "recursion", "atomic_exchange"),
+    *("grid_scan", "recursion", "atomic_exchange", "independent_set", "bulk_reductions"),
 )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,3 +190,21 @@ def test_an_array_of_another_type_is_refused(
     given = [gpu.zeros(4, one) if isinstance(one, str) else one for one in arguments]
     with pytest.raises(TypeError, match=said):
         types.kernel(name).submit(1, 1, tuple(given))
+
+
+def test_gpuctl_run_checks(gpu: gc.Session, tmp_path: Path) -> None:
+    source = tmp_path / "copy.cu"
+    source.write_text(COPY)
+    command = [
+        *(sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"),
+        *("run", str(source), "copy", "--block", "128", "--check", "--socket", gpu.path),
+        *("--arg", "ones:f32:256", "--arg", "zeros:f32:256", "--arg", "1", "--grid"),
+    ]
+    right, wrong = (
+        subprocess.run([*command, grid], capture_output=True, text=True, timeout=120, check=False)
+        for grid in ("2", "3")
+    )
+    assert (right.returncode, wrong.returncode) == (0, 1), right.stderr + wrong.stderr
+    assert "checked: nothing was found" in right.stdout
+    assert "index 256 of argument 0, float32 (256,)" in wrong.stderr
+    assert "nothing was found" not in wrong.stdout
