@@ -154,18 +154,32 @@ def service(result: Result) -> Iterator[Row]:
 
 
 def colocation(result: Result) -> Iterator[Row]:
-    names = {"reservations": "gpud", "fifo": "run to completion", "equal": "equal sharing"}
+    names = {
+        "reservations": "gpud",
+        "lane": "gpud, requests in a lane",
+        "fifo": "run to completion",
+        "equal": "equal sharing",
+    }
+    ours = ("reservations", "lane")
     for row in result["rows"]:
         where = f"online load {row['load']:g}, offline task blocks of {row['block_ms']:g} ms"
         if "r99" not in row:
             yield f"{names[row['policy']]}: {where}", f"wrong: {row['problems'][0]}"
-        elif row["block_ms"] == result["aims"]["block_ms"] or row["policy"] == "reservations":
+        elif row["block_ms"] == result["aims"]["block_ms"] or row["policy"] in ours:
             yield (
                 f"{names[row['policy']]}: {where}",
                 f"r99 {row['r99']:.2f}, harvest {row['harvest']:.2f}",
             )
     aims = result["aims"]
     yield "... aim of gpud's at 1 ms", f"r99 {aims['r99']:g}, harvest {aims['harvest']:g}"
+    if "lane_r99" in aims:
+        yield (
+            "... aim in a lane at 1 ms, and at 0.1 ms",
+            (
+                f"r99 {aims['lane_r99']:g} and {aims['lane_r99_fine']:g}, "
+                f"harvest {aims['lane_harvest']:g}"
+            ),
+        )
 
 
 def fleet(result: Result) -> Iterator[Row]:
@@ -231,7 +245,7 @@ def lane_wake(result: Result) -> Iterator[Row]:
     for name, row in result["rows"].items():
         yield (
             (
-                f"a launch in a lane that lends its share, offline blocks of {name}: signal to "
+                f"a launch in a lane that lends its share, offline blocks of {name}: record to "
                 "first block, p50 and p99, of which above the blocks that had to leave"
             ),
             (

@@ -156,8 +156,13 @@ def _counts(clients: Sequence[OfflineClient]) -> list[tuple[float, int]]:
 
 
 @contextmanager
-def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experiment]:
-    """Open an `Experiment` on a private daemon with this device and policy."""
+def open_experiment(
+    device: str, policy: str, sizes: Sizes, *, lane: bool = False
+) -> Iterator[Experiment]:
+    """Open an `Experiment` on a private daemon with this device and policy.
+
+    With ``lane`` the online requests run in a lane.
+    """
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device, policy=policy))
 
@@ -165,7 +170,8 @@ def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experime
             return stack.enter_context(gc.connect(gpu.path))
 
         offline = [OfflineClient(connect(), sized) for sized in sizes.offline]
-        experiment = Experiment(gpu, OnlineClient(connect(), sizes.layers), offline)
+        online = OnlineClient(connect(), sizes.layers, lane=lane)
+        experiment = Experiment(gpu, online, offline)
         experiment.warm_up()
         yield experiment
 

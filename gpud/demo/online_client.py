@@ -61,10 +61,13 @@ class OnlineClient:
     Args:
         gpu: a connection that only this client uses.
         layers: number of dense layers; a request has one kernel more.
+        lane: all requests run in one lane, which has the reservation.
     """
 
-    def __init__(self, gpu: gc.Session, layers: int) -> None:
-        self._reservation = None if gpu.daemon["policy"] == "equal" else "100%"
+    def __init__(self, gpu: gc.Session, layers: int, *, lane: bool = False) -> None:
+        reservation = None if gpu.daemon["policy"] == "equal" else "100%"
+        self._lane = gpu.lane(reservation=reservation) if lane else None
+        self._reservation = None if lane else reservation
         self.problems: list[str] = []
         self._gpu = gpu
         self._network = net = network(layers)
@@ -91,7 +94,8 @@ class OnlineClient:
     def submit(self, number: int) -> gc.Job:
         """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""
         slot = self._slots[number % SLOTS]
-        return self._gpu.sequence(slot.calls, reservation=self._reservation, stream=slot.stream)
+        stream = slot.stream if self._lane is None else self._lane
+        return self._gpu.sequence(slot.calls, reservation=self._reservation, stream=stream)
 
     def answer(self, number: int) -> float:
         """Submit a request and wait for its answer; return its running time in seconds."""

@@ -87,9 +87,17 @@ class Host:
         self._send = link.send
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
-        self._lanes = Lanes(device, link, self._jobs, self._kernel, self._new_job)
         self._lending = Lending(self._jobs, link.send)
-        self._lane_hold_s = lane_hold_s
+        self._lanes = Lanes(
+            device,
+            link,
+            self._jobs,
+            self._kernel,
+            self._new_job,
+            self._lending,
+            lane_hold_s,
+            self._lost,
+        )
         self._sequences = SequenceCache(device, self._kernel)
         compiling = _CommandThread("compile", self._guarded).put
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpud.device.host import messages as m
+from gpud.device.host.lane_watch import LaneWatch
+from gpud.device.host.lending import Lending
 from gpud.device.host.link import Link
 from gpud.device.host.running_job import RunningJob
 from gpud.device.interface import LaunchSpec
@@ -49,6 +51,9 @@ class Lanes:
         jobs: all jobs of the host by number, which lanes join.
         kernel: finds a loaded kernel by module number and name.
         new_job: makes the `RunningJob` of a command.
+        lending: takes back what lanes have lent.
+        hold_s: how long nothing must have come in a lane before it lends its share.
+        lost: called with an exception that nobody expects.
     """
 
     def __init__(
@@ -58,13 +63,20 @@ class Lanes:
         jobs: dict[int, RunningJob],
         kernel: Callable[[int, str], Any],
         new_job: Callable[[Any], RunningJob],
+        lending: Lending,
+        hold_s: float,
+        lost: Callable[[BaseException], None],
     ) -> None:
         self._device = device
         self._link = link
         self._jobs = jobs
         self._kernel = kernel
         self._new_job = new_job
+        self._lending = lending
+        self._hold_s = hold_s
+        self._lost = lost
         self._lanes: dict[int, Any] = {}
+        self._watches: dict[int, LaneWatch] = {}
 
     def open(self, command: m.OpenLane) -> None:
         """Execute `OpenLane`.
@@ -90,6 +102,9 @@ class Lanes:
         self._jobs[command.job] = running
         self._lanes[command.job] = lane
         running.start(lane)
+        watch = LaneWatch(command.job, lane, self._lending, self._hold_s, self._lost)
+        self._watches[command.job] = watch
+        watch.start()
 
     def prepare(self, command: m.PrepareLaunch) -> None:
         """Execute `PrepareLaunch`.
@@ -115,6 +130,9 @@ class Lanes:
     def forget(self, job: int) -> None:
         """Drop a lane that has ended."""
         self._lanes.pop(job, None)
+        watch = self._watches.pop(job, None)
+        if watch is not None:
+            watch.stop()
 
     def _lane(self, job: int) -> Any:
         lane = self._lanes.get(job)
