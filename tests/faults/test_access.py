@@ -179,6 +179,10 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
         wm.CloseWorkload,
         [(lambda s, r: wm.CloseWorkload(r, s.workload), "unknown-name")],
     ),
+    "FitWorkload": (
+        wm.FitWorkload,
+        [(lambda s, r: wm.FitWorkload(s.workload, 4096, 0, 0), "unknown-name")],
+    ),
 }
 
 REACHING |= {
@@ -198,7 +202,7 @@ REACHING |= {
     "Drain": (wm.Drain, [(lambda s, r: wm.Drain(r), "invalid-argument")]),
 }
 
-UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration)
+UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration, wm.FitWorkload)
 """What is refused with request 0."""
 
 HARMLESS = {
