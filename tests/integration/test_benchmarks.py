@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import bench_bounds_checks, bench_persistent_cost, bench_pocl
+from bench import bench_bounds_checks, bench_lane, bench_persistent_cost, bench_pocl
 from bench.harness.arrays import Arrays
 from bench.harness.timing import interleave, ratios, spread
 from bench.harness.workloads import WORKLOADS, Workload
@@ -144,3 +144,13 @@ def test_the_cost_of_bounds_checks_and_kill_polls_is_measured_and_kept(
     kept = json.loads((tmp_path / "bounds_checks.json").read_text())
     assert kept["summary"]["bounds checks"]["kernels"] == 2
     assert kept["rows"][1]["polled"]["median"] > 0
+
+
+def test_the_lane_benchmark_runs_from_end_to_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench_lane.py", "--short", "--device", "cpu:2"])
+    assert bench_lane.main() == 0
+    told = capsys.readouterr().out
+    assert "round trip, lane" in told
+    assert "one submit" in told

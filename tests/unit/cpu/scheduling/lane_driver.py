@@ -40,10 +40,17 @@ UNIT = 32
 class LaneDriver:
     """A device with one lane; also its observer."""
 
-    def __init__(self, sms: int = 2, slices: int | None = None) -> None:
-        self.device = CPUDevice(sms)
-        self.module = self.device.load(compile_program(SOURCE).ptx)
-        self.memory = self.device.allocate(4096)
+    def __init__(
+        self, sms: int = 2, slices: int | None = None, beside: LaneDriver | None = None
+    ) -> None:
+        self.device = CPUDevice(sms) if beside is None else beside.device
+        if beside is None:
+            self.memory = self.device.allocate(4096)
+            # With bounds checks, as hostile launches may have any grid.
+            arena = self.memory.address, self.memory.view.size
+            self.module = self.device.load(compile_program(SOURCE).ptx, arena)
+        else:
+            self.module, self.memory = beside.module, beside.memory
         self.words = self.memory.view.view("u4")
         self.ended: list[EndedLaunch] = []
         self.over = threading.Event()
@@ -54,6 +61,10 @@ class LaneDriver:
         self.lane.resize(UNIT * sms if slices is None else slices)
         self.head = self.number = 0
         self.sites: dict[str, int] = {}
+
+    def another(self, slices: int) -> LaneDriver:
+        """Open another lane on the same device, which ends with this one's device."""
+        return LaneDriver(self.device.sms, slices, self)
 
     def __enter__(self) -> LaneDriver:
         return self

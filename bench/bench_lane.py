@@ -1,0 +1,130 @@
+"""A lane: round trip, one client's submit, and launches a second, beside a bare echo.
+
+    python bench/bench_lane.py [--rounds N] [--device cpu:N] [--short]
+
+An empty kernel of one block with three arguments that differ from launch to launch, in a lane of
+the whole device. Beside it, in turns of the same run, stand a bare msgpack echo over a Unix socket
+and the same kernel as an ordinary job. ``submit`` is the time of one call while the ring has room.
+
+Prints the figures beside their aims and writes bench/results/lane.json; with --short it only
+prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+import gpud_client as gc
+from bench.harness.results import keep
+from bench.harness.timing import load
+from bench.load.echo_server import Echo
+from gpud.demo.metrics import percentile
+
+KERNEL = 'extern "C" __global__ void empty(float* x, unsigned n, float a) { }'
+CALLS, BATCH = 300, 400  # a batch fits into the ring
+AIMS = {"round_trip_ratio": 1.0, "submit_us": 4.0, "launches_a_second": 150_000.0}
+
+Sides = dict[str, list[float]]
+
+
+def main() -> int:
+    """Measure, print and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each side")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--short", action="store_true", help="two turns; writes no file")
+    options = parser.parse_args()
+    before = load()
+    found = measure(options.device, 2 if options.short else options.rounds)
+    report(found)
+    if not options.short:
+        keep("lane", {"aims": AIMS, **found}, before)
+    return 0
+
+
+def measure(device: str, rounds: int) -> dict[str, Any]:
+    """All figures; times in microseconds."""
+    trips: Sides = {"lane": [], "echo": [], "job": []}
+    submits: list[float] = []
+    rates: list[float] = []
+    with gc.local(device) as gpu, Echo() as echo:
+        empty, x = gpu.kernel(KERNEL, "empty"), gpu.zeros(4, np.float32)
+        with gpu.lane(reservation=gpu.device.sms) as lane:
+
+            def launch(index: int) -> gc.Job:
+                return empty.submit(1, 32, (x, index, 0.5 * index), stream=lane)
+
+            launch(0).result()
+            for _ in range(rounds):
+                trips["lane"] += timed(lambda index: launch(index).result())
+                trips["echo"] += timed(lambda _: echo.call())
+                took, rate = batch(launch)
+                submits += took
+                rates.append(rate)
+        for _ in range(rounds):
+            trips["job"] += timed(
+                lambda index: empty.submit(1, 32, (x, index, 0.5 * index)).result()
+            )
+    return {
+        "round_trip_us": {
+            side: {"p50": percentile(times, 50), "p99": percentile(times, 99)}
+            for side, times in trips.items()
+        },
+        "submit_us": {"p50": percentile(submits, 50), "p99": percentile(submits, 99)},
+        "launches_a_second": percentile(rates, 50),
+    }
+
+
+def timed(call: Callable[[int], object]) -> list[float]:
+    """Return the times of calls, one after the other."""
+    times = []
+    for index in range(CALLS):
+        began = time.perf_counter_ns()
+        call(index)
+        times.append((time.perf_counter_ns() - began) / 1e3)
+    return times
+
+
+def batch(launch: Callable[[int], gc.Job]) -> tuple[list[float], float]:
+    """Return the times of submitting a batch, and its launches a second until all have ended."""
+    times = []
+    begin = time.perf_counter_ns()
+    job = launch(0)
+    for index in range(1, BATCH):
+        began = time.perf_counter_ns()
+        job = launch(index)
+        times.append((time.perf_counter_ns() - began) / 1e3)
+    job.result()
+    return times, BATCH / ((time.perf_counter_ns() - begin) / 1e9)
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print the figures beside their aims."""
+    trips = found["round_trip_us"]
+    for side in ("lane", "echo", "job"):
+        row = trips[side]
+        print(f"round trip, {side:4}: p50 {row['p50']:8.1f} us, p99 {row['p99']:8.1f} us")
+    ratio = trips["lane"]["p50"] / trips["echo"]["p50"]
+    print(f"lane / echo, p50: {ratio:.2f} (aim {AIMS['round_trip_ratio']:g})")
+    submit = found["submit_us"]
+    print(
+        f"one submit: p50 {submit['p50']:.1f} us (aim {AIMS['submit_us']:g}), p99 "
+        f"{submit['p99']:.1f} us"
+    )
+    print(
+        f"launches a second: {found['launches_a_second']:,.0f} (aim "
+        f"{AIMS['launches_a_second']:,.0f})"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
