@@ -156,6 +156,21 @@ def test_futures_and_callbacks_work_though_nobody_asks(gpu: gc.Session, lane: La
     assert called.wait(LIMIT_S)
 
 
+def test_futures_are_waited_for_together_while_one_is_settled(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    first, second = (add.submit(1, 1, (out,), stream=lane) for _ in range(2))
+    settles = threading.Thread(target=lane.synchronize)
+    with first._condition:  # as `concurrent.futures.wait` holds those of all
+        settles.start()
+        time.sleep(0.2)  # it has the lane's lock now, and needs this condition
+        other = threading.Thread(target=lambda: second._condition, daemon=True)
+        other.start()
+        other.join(5)
+        held_up = other.is_alive()
+    settles.join(LIMIT_S)
+    assert not held_up
+
+
 def test_a_sequence_is_one_job(gpu: gc.Session, lane: Lane) -> None:
     add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
     job = gpu.sequence([add.call(2, 1, (out,)) for _ in range(5)], stream=lane)

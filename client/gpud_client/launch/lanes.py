@@ -62,8 +62,8 @@ class Lane(Stream):
 
     __slots__ = (
         "_arrived", "_at", "_ended", "_error", "_finished", "_head", "_lock", "_map", "_messages",
-        "_number", "_opened", "_pending", "_session", "_settled", "_sites", "_waiters", "_waiting",
-        "_watcher", "_words", "device",
+        "_number", "_opened", "_pending", "_session", "_settled", "_sites", "_starting", "_waiters",
+        "_waiting", "_watcher", "_words", "device",
     )  # fmt: skip
 
     def __init__(self, session: Any, device: Device, number: int) -> None:
@@ -81,6 +81,7 @@ class Lane(Stream):
         self._opened = self._ended = self._finished = False
         self._error: GpudError | None = None
         self._watcher: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._head = self._at = 0
 
     def __repr__(self) -> str:
@@ -306,8 +307,13 @@ class Lane(Stream):
         _futex(self._map, ring.COMPLETED, _FUTEX_WAIT, seen, timeout_s)
 
     def _watch(self) -> None:
-        """Have a thread settle jobs as they end, for those who do not ask."""
-        with self._lock:
+        """Have a thread settle jobs as they end, for those who do not ask.
+
+        Whoever calls this may hold the condition of a future, which a thread with the lane's lock
+        needs to settle it. A watcher that ends does so with that lock, when no job is pending: it
+        does not miss the caller's.
+        """
+        with self._starting:
             if self._watcher is None and not self._finished:
                 self._watcher = threading.Thread(
                     target=self._run_watcher, name="gpud_client lane", daemon=True
