@@ -181,7 +181,7 @@ class Config:
     )
     lane_hold_ns: int = _setting(
         quantities.duration("ms", most_s=60, least_ns=100_000),
-        "1 ms",
+        "0.2 ms",
         "how long nothing must have come in a lane before it lends its share: longer than a "
         "program takes between two launches, and short beside its pauses",
     )

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
     parser.add_argument("--release-path", default="mapped", help="of a GPU")
-    parser.add_argument("--lane-hold-seconds", type=float, default=0.001, help="before it lends")
+    parser.add_argument("--lane-hold-seconds", type=float, default=0.0002, help="before it lends")
     parser.add_argument("--launch-path", default="graph", help="of a GPU")
     parser.add_argument("--dump", help="the folder to write LLVM IR, or loaded PTX, to")
     parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")

@@ -79,7 +79,7 @@ class Host:
         link: Link,
         on_lost: Callable[[str], None] | None = None,
         *,
-        lane_hold_s: float = 0.001,
+        lane_hold_s: float = 0.0002,
     ) -> None:
         self._device = device
         self._on_lost = on_lost or end_process
