@@ -67,6 +67,7 @@ class FakeHost(VirtualSMs):
         events: all events sent, likewise.
         modules: the PTX of the loaded modules by number.
         arenas: (base, size, descriptor or None) of each open arena by session.
+        lanes: the descriptors of open lanes' rings by job; nobody reads or writes them.
         symbols: the bytes of module variables by (module, name); grown as tests write them.
         holds: classes of commands on copied arrays that are not answered at once, see `answer`.
     """
@@ -97,6 +98,7 @@ class FakeHost(VirtualSMs):
         self.events: list[Any] = []
         self.modules: dict[int, str] = {}
         self.arenas: dict[int, tuple[int, int, int | None]] = {}
+        self.lanes: dict[int, int] = {}
         self.symbols: dict[tuple[int, str], bytearray] = {}
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,9 +139,10 @@ class FakeHost(VirtualSMs):
         self.modules.clear()
         self.symbols.clear()
         descriptors = [fd for _, _, fd in self.arenas.values() if fd is not None]
-        for descriptor in (*descriptors, *self._descriptors):
+        for descriptor in (*descriptors, *self.lanes.values(), *self._descriptors):
             os.close(descriptor)
         self.arenas.clear()
+        self.lanes.clear()
         self._descriptors.clear()
         self._held.clear()
 
@@ -264,14 +267,28 @@ class FakeHost(VirtualSMs):
         self.resize(job, command.slices)
 
     def _end_job(self, command: m.EndJob) -> None:
+        self._end_lane(command.job)
         job = self.jobs.get(command.job)
         if job is not None:
             self.end(job)
 
     def _kill_job(self, command: m.KillJob) -> None:
+        self._end_lane(command.job)
         job = self.jobs.get(command.job)
         if job is not None:
             self.kill(job)
+
+    def _open_lane(self, command: m.OpenLane) -> None:
+        self.lanes[command.job] = self._descriptors.pop(0)
+
+    def _end_lane(self, number: int) -> None:
+        descriptor = self.lanes.pop(number, None)
+        if descriptor is not None:
+            os.close(descriptor)
+            self._send(m.RunEnded(number, None, False, b"", 0, 0, 0, self.now_ns))
+
+    def _cancel_launch(self, command: m.CancelLaunch) -> None:
+        assert command.job in self.lanes, f"no lane {command.job}"
 
     def _read_progress(self, command: m.ReadProgress) -> None:
         there = [self.jobs[number] for number in command.jobs if number in self.jobs]
@@ -313,6 +330,9 @@ _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.ResizeJob: FakeHost._resize_job,
     m.EndJob: FakeHost._end_job,
     m.KillJob: FakeHost._kill_job,
+    m.OpenLane: FakeHost._open_lane,
+    m.PrepareLaunch: FakeHost._answer,
+    m.CancelLaunch: FakeHost._cancel_launch,
     m.ReadProgress: FakeHost._read_progress,
     m.ReadSymbol: FakeHost._read_symbol,
     m.WriteSymbol: FakeHost._write_symbol,

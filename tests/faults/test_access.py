@@ -46,6 +46,7 @@ class Scene:
         self.alice = alice
         self.bob = bob
         self.module = self.own = self.array = self.workload = 0
+        self.lane, self.own_lane = 2, 1
 
     @property
     def job(self) -> tuple[int, int]:
@@ -58,6 +59,8 @@ class Scene:
         self.array = await self.alice.allocate(1 << 16)
         self.alice.submit(1, self.module, quota=(1, 1))
         await until(lambda: self.world.host.jobs)
+        self.alice.send(wm.OpenLane(self.lane, 0, (1, 1)))
+        await self.alice.expect(wm.LaneOpened)
         self.own = await self.bob.kernel("k")
         opening = await self.alice.ask(
             lambda r: wm.OpenWorkload(r, 1, 4096, 4096, 4096, 1), wm.WorkloadOpened
@@ -68,8 +71,10 @@ class Scene:
         """What Alice has, as the daemon sees it."""
         daemon = self.world.daemon
         session = daemon.state.sessions[self.alice.session]
-        record = next(iter(session.jobs.values())).record
+        record, lane = session.jobs[1].record, session.jobs[self.lane]
         assert record is not None
+        assert lane.record is not None
+        reaching = {type(one) for one in self.world.host.commands if lane.id == _job_of(one)}
         (workload,) = daemon.state.workloads.all.values()
         return (
             (workload.number, workload.need, workload.lent, workload.iterations, workload.ending),
@@ -78,8 +83,13 @@ class Scene:
             daemon.state.arenas._ledger.nearest(session.number, 0, self.array),
             record.state,
             record.quota,
+            (lane.record.state, lane.sites, reaching),
             session.host_memory.used_bytes,
         )
+
+
+def _job_of(command: Any) -> int | None:
+    return getattr(command, "job", None)
 
 
 @pytest.fixture
@@ -104,6 +114,9 @@ def _query(topic: str, scene: Scene, request: int) -> Any:
 def _hides_alice(value: Any) -> bool:
     return SECRET not in str(value) and str(ALICE) not in str(value)
 
+
+UNANSWERED = object()
+"""What nobody hears of: the lane may have ended meanwhile."""
 
 REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
     # What Bob may say of what is Alice's, and the code of the error, or a check of the answer.
@@ -146,8 +159,8 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
     "Submit": (
         wm.Submit,
         [
-            (lambda s, r: submission(1, s.module), "unknown-name"),
-            (lambda s, r: submission(2, s.own, after=(s.job,)), "done"),
+            (lambda s, r: submission(2, s.module), "unknown-name"),
+            (lambda s, r: submission(3, s.own, after=(s.job,)), "done"),
         ],
     ),
     "Query": (
@@ -186,6 +199,25 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
 }
 
 REACHING |= {
+    "PrepareLaunch": (
+        wm.PrepareLaunch,
+        [
+            (lambda s, r: wm.PrepareLaunch(r, s.lane, s.own, 0, (32, 1, 1), 0), "unknown-name"),
+            (lambda s, r: wm.PrepareLaunch(r, s.lane, s.module, 0, (32, 1, 1), 0), "unknown-name"),
+            (
+                lambda s, r: wm.PrepareLaunch(r, s.own_lane, s.module, 0, (32, 1, 1), 0),
+                "unknown-name",
+            ),
+        ],
+    ),
+    "CancelLaunch": (
+        wm.CancelLaunch,
+        [(lambda s, r: wm.CancelLaunch(s.lane, 0), "unknown-name")],
+    ),
+    "CloseLane": (wm.CloseLane, [(lambda s, r: wm.CloseLane(s.lane), UNANSWERED)]),
+}
+
+REACHING |= {
     # What is for administrators, of whom Bob is none.
     "Pause": (
         wm.Pause,
@@ -202,11 +234,12 @@ REACHING |= {
     "Drain": (wm.Drain, [(lambda s, r: wm.Drain(r), "invalid-argument")]),
 }
 
-UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration, wm.FitWorkload)
+UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration, wm.FitWorkload, wm.CancelLaunch)
 """What is refused with request 0."""
 
 HARMLESS = {
     "Hello": "refused in a session",
+    "OpenLane": "asks for a share of one's own; nothing of others can be named",
     "OpenWorkload": "asks for memory of one's own; nothing of others can be named",
     "Compile": "makes a module of one's own; nothing of others can be named",
     "Resume": "numbers one's own jobs, before the first; nothing of others can be named",
@@ -226,6 +259,8 @@ def test_the_table_has_every_message() -> None:
 
 @pytest.mark.parametrize("name", REACHING)
 async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> None:
+    scene.bob.send(wm.OpenLane(scene.own_lane, 0, (1, 1)))
+    await scene.bob.expect(wm.LaneOpened)
     before = scene.state()
     for make, expected in REACHING[name][1]:
         request = scene.bob.next_request()
@@ -235,6 +270,9 @@ async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> N
             finished = await scene.bob.finished(message.number)
             found = finished.state if finished.error is None else finished.error["code"]
             assert found == expected
+            continue
+        if expected is UNANSWERED:
+            await scene.bob.query("jobs")  # which is answered after it was handled
             continue
         numbered = 0 if type(message) in UNNUMBERED else request
         answer = await scene.bob.expect(
