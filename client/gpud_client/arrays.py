@@ -23,7 +23,7 @@ from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
 from gpud_client.launch.streams import Stream
-from gpud_client.workload_memory import MemoryPart
+from gpud_client.workloads.memory import MemoryPart
 
 __all__ = [
     "ArrayBase",

@@ -25,7 +25,7 @@ from gpud_client.launch.lanes import Lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
-from gpud_client.workloads import BlockingTurn, BlockingWorkload
+from gpud_client.workloads.faces import BlockingTurn, BlockingWorkload
 
 _DLPACK_HOST = 1
 

@@ -28,7 +28,7 @@ from gpud_client.launch.streams import Stream
 from gpud_client.launch.submission import as_ns, listed, submit_launches
 from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
 from gpud_client.textures import describe
-from gpud_client.workloads import OFFSET, WorkloadBase, open_workload
+from gpud_client.workloads.workload import OFFSET, WorkloadBase, open_workload
 
 __all__ = ["SessionBase"]
 

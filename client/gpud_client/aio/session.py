@@ -31,7 +31,7 @@ from gpud_client.launch.kernels import KernelBase
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
-from gpud_client.workloads import AwaitedTurn, AwaitedWorkload
+from gpud_client.workloads.faces import AwaitedTurn, AwaitedWorkload
 
 __all__ = [
     "AsyncArray",

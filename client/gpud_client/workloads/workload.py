@@ -1,183 +1,39 @@
-"""Workloads: loops whose iterations take turns with a device's memory.
-
-What a workload keeps across iterations is *persistent* and has its own region of the device's
-memory; what it needs within one is *temporary* and lies in memory that all workloads of a device
-use in turns. So a device holds workloads whose needs add up to more than it has.
-"""
+"""A workload: its persistent memory, its iterations, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gpud.errors import ConnectionLost, OutOfMemory, UnknownName
 from gpud.units import byte_size
 from gpud.wire import messages as wm
-from gpud_client.arrays import ArrayBase, Shape, as_dtype, as_shape, as_values
-from gpud_client.connection.faces import Awaited, Blocking, operation
-from gpud_client.connection.pending import Notification, Operation, PendingJob, Request
+from gpud_client.arrays import ArrayBase
+from gpud_client.connection.faces import operation
+from gpud_client.connection.pending import Operation, PendingJob, Request
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
-from gpud_client.workload_memory import MemoryPart, MemoryRange
+from gpud_client.workloads.array_maker import ArrayMaker, nbytes
+from gpud_client.workloads.memory import MemoryRange
+from gpud_client.workloads.turn import TurnBase
 
-__all__ = ["OFFSET", "TurnBase", "WorkloadBase", "open_workload"]
+__all__ = ["OFFSET", "WorkloadBase", "open_workload"]
 
 OFFSET = "100MiB"
 """The default room in which a workload's persistent memory can grow."""
 
-_OVER = (
-    "the array was temporary, and its iteration has ended: make it anew in each iteration, or keep "
-    "it with the workload's own empty(), zeros() or array()"
-)
 _CLOSED = "the workload is closed: open another one"
 
 ArrayT = TypeVar("ArrayT", bound=ArrayBase)
-TurnT = TypeVar("TurnT", bound="TurnBase[Any]")
-BlockingT = TypeVar("BlockingT", bound="BlockingTurn[Any]")
-AwaitedT = TypeVar("AwaitedT", bound="AwaitedTurn[Any]")
+TurnT = TypeVar("TurnT", bound=TurnBase[Any])
 
 
-class _Memory(Generic[ArrayT]):
-    """Makes arrays in a range of memory; what workloads and turns have in common."""
-
-    _channel: Any
-    _workload: WorkloadBase[Any, Any]
-
-    @operation
-    def empty(self, shape: Shape, dtype: npt.DTypeLike = "float64") -> Operation[ArrayT]:
-        """Make an array with unspecified values; see `zeros`."""
-        return (yield from self._allocate(as_shape(shape), as_dtype(dtype)))
-
-    @operation
-    def zeros(self, shape: Shape, dtype: npt.DTypeLike = "float64") -> Operation[ArrayT]:
-        """Make an array of zeroes in this memory.
-
-        Args:
-            shape: Extents, an int or a tuple.
-            dtype: Of an element.
-
-        Raises:
-            OutOfMemory: The memory that the workload has asked for is used up.
-            TypeError, ValueError: The shape is not valid, or the type not one that a device can
-                hold; or the iteration or the workload is over.
-        """
-        array = yield from self._allocate(as_shape(shape), as_dtype(dtype))
-        yield from array._put(np.zeros(array.shape, array.dtype))
-        return array
-
-    @operation
-    def array(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Operation[ArrayT]:
-        """Make an array that holds a copy of ``values``; see `zeros`."""
-        given = as_values(values, dtype)
-        array = yield from self._allocate(given.shape, given.dtype)
-        yield from array._put(given)
-        return array
-
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
-        raise NotImplementedError
-
-    def _make(
-        self, of: MemoryRange, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> ArrayT:
-        workload = self._workload
-        session = workload._session
-        size = _nbytes(shape, dtype)
-        part = MemoryPart(of, workload, workload.device.index, address, size)
-        array: ArrayT = session._array_class(session, workload.device, part, shape, dtype)
-        return array
-
-
-class TurnBase(_Memory[ArrayT]):
-    """An iteration of a workload, with its temporary memory; see `WorkloadBase.iteration`.
-
-    Attributes:
-        number: Of the iteration, from 0.
-        new: Whether a turn began with it: others may have had the device since the last one.
-    """
-
-    def __init__(self, workload: WorkloadBase[Any, Any], last: bool) -> None:
-        self._workload = workload
-        self._channel = workload._channel
-        self._last = last
-        self._entered = False
-        self._open = False
-        self._arrays: weakref.WeakSet[ArrayT] = weakref.WeakSet()
-        self._range: MemoryRange
-        self.number = -1
-        self.new = False
-
-    @property
-    def workload(self) -> WorkloadBase[Any, Any]:
-        """Whose iteration this is."""
-        return self._workload
-
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
-        if not self._open:
-            raise ValueError("the iteration has ended, or not begun: make arrays within it")
-        yield from ()  # an operation, as that of persistent memory
-        size = _nbytes(shape, dtype)
-        address = self._range.take(size)
-        if address is None:
-            free = self._range.size - self._range.used
-            raise OutOfMemory(size, free, limit="temporary")
-        array: ArrayT = self._make(self._range, address, shape, dtype)
-        self._arrays.add(array)
-        return array
-
-    def _begin(self) -> Operation[Self]:
-        if self._entered:
-            raise ValueError("an iteration is entered once: ask the workload for the next one")
-        self._entered = True
-        workload = self._workload
-        workload._claim(self)
-        try:
-            if workload._go_on():
-                # The memory of the last iteration is used again: nothing may run in it.
-                jobs = workload._jobs()
-                if jobs:
-                    yield jobs
-            else:
-                number = workload._number
-                answer = yield Request(
-                    lambda request: wm.BeginIteration(request, number),
-                    undo=lambda _: workload._notify(wm.EndIteration(number)),
-                )
-                self.new = workload._granted(answer.value)
-        except BaseException:
-            workload._leave(begun=False)
-            raise
-        self.number = workload._iterations
-        workload._iterations += 1
-        self._range = workload._new_range()
-        self._open = True
-        return self
-
-    def _end(self) -> Operation[None]:
-        workload = self._workload
-        if not self._open:
-            return
-        self._open = False
-        for array in list(self._arrays):
-            array._withdraw(_OVER)
-        ended = workload._leave(begun=True)
-        if not workload.closed:
-            if ended is not None:
-                yield Notification(ended)
-            if workload._learns is not None and not self._last:
-                yield Notification(workload._fitted(self._range))
-        if self._last:
-            yield from workload._end()
-
-
-class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
+class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
     """A loop that keeps persistent memory, and has temporary memory in its turns.
 
     Made by `Session.workload`. Its own `empty`, `zeros` and `array` make persistent arrays, which
@@ -292,7 +148,7 @@ class WorkloadBase(_Memory[ArrayT], Displayed, Generic[ArrayT, TurnT]):
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
         self._check()
-        size = _nbytes(shape, dtype)
+        size = nbytes(shape, dtype)
         address = self._range.take(size)
         if address is None:
             number, wanted = self._number, self._range.missing(size)
@@ -456,13 +312,6 @@ def _size(what: str, value: int | str) -> int:
         raise type(error)(f"{what}: {error}") from None
 
 
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    size = dtype.itemsize
-    for extent in shape:
-        size *= extent
-    return max(1, size)
-
-
 def _caller() -> object:
     """Return what identifies the thread or, in asyncio, the task."""
     try:
@@ -470,92 +319,3 @@ def _caller() -> object:
     except RuntimeError:
         task = None
     return threading.get_ident() if task is None else task
-
-
-# -- faces -------------------------------------------------------------------------------------
-
-
-class BlockingTurn(TurnBase[ArrayT], Blocking):
-    """The ``with`` block of an iteration."""
-
-    def __enter__(self) -> Self:
-        turn: Self = self._channel.run(self._begin())
-        return turn
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._channel.run(self._end())
-
-
-class AwaitedTurn(TurnBase[ArrayT], Awaited):
-    """The ``async with`` block of an iteration."""
-
-    async def __aenter__(self) -> Self:
-        turn: Self = await self._channel.run(self._begin())
-        return turn
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._channel.run(self._end())
-
-
-class BlockingWorkload(WorkloadBase[ArrayT, BlockingT], Blocking):
-    """What a workload has beside its operations, where methods block."""
-
-    def iteration(self, last: bool = False) -> BlockingT:
-        """Wait for the turn, in a ``with`` block; its value makes temporary arrays.
-
-        Args:
-            last: Close the workload when the block ends.
-        """
-        return self._turn_class(self, last)
-
-    def iterations(self, count: int) -> Iterator[BlockingT]:
-        """Go through ``count`` iterations; the last one closes the workload."""
-        for number in range(count):
-            with self.iteration(last=number == count - 1) as turn:
-                yield turn
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class AwaitedWorkload(WorkloadBase[ArrayT, AwaitedT], Awaited):
-    """What a workload has beside its operations, where methods are awaited."""
-
-    def iteration(self, last: bool = False) -> AwaitedT:
-        """Wait for the turn, in an ``async with`` block; see `Workload.iteration`."""
-        return self._turn_class(self, last)
-
-    async def iterations(self, count: int) -> AsyncIterator[AwaitedT]:
-        """Go through ``count`` iterations; see `Workload.iterations`."""
-        for number in range(count):
-            async with self.iteration(last=number == count - 1) as turn:
-                yield turn
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
