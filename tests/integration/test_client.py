@@ -157,12 +157,12 @@ def test_what_is_wrong_with_a_source(gpu: gc.Session) -> None:
         gpu.kernel(SOURCE, "other")
     with pytest.raises(gc.CompileError):
         gpu.kernel("", "k")
-    texture = """
+    gather = """
         extern "C" __global__ void k(float* x, cudaTextureObject_t t) {
-            x[0] = tex1Dfetch<float>(t, 0);
+            x[0] = tex2Dgather<float4>(t, 0, 0, 0).x;
         }"""
-    with pytest.raises(gc.KernelRejected, match="texture"):
-        gpu.kernel(texture, "k")
+    with pytest.raises(gc.KernelRejected, match="tld4"):
+        gpu.kernel(gather, "k")
 
 
 MISTAKES = r"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -45,7 +46,8 @@ def history_of_loans(ledger: Ledger, steps: int = 400) -> None:
     for _ in range(steps):
         size = chance.randrange(1, 6 * PAGE_BYTES)
         if chance.random() < 0.3:
-            loans.append(ledger.lend(session, 0, size))
+            with suppress(OutOfMemory):  # no hole is large enough
+                loans.append(ledger.lend(session, 0, size))
         elif loans and chance.random() < 0.5:
             freed = ledger.end_loan(session, 0, loans.pop(chance.randrange(len(loans))))
             assert freed.size % PAGE_BYTES == 0
@@ -75,7 +77,7 @@ def history_of_loans(ledger: Ledger, steps: int = 400) -> None:
         ledger.set_zone(0, DEVICES[0] + PAGE_BYTES)
     for address in loans:
         with pytest.raises(UnknownName):
-            ledger.end_loan(session, 0, address + PAGE_BYTES)
+            ledger.end_loan(session, 0, address + 1)
     ledger.close(session)
     assert ledger.used_bytes(0) == zone
     ledger.validate()
