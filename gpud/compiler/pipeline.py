@@ -64,6 +64,7 @@ from gpud.compiler.ptx.verify import verify
 from gpud.compiler.reproducer_folder import write_reproducer
 from gpud.compiler.request import Request
 from gpud.compiler.request_key import request_key, versions
+from gpud.compiler.toolchain.declared_types import declared_types
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.compiler.toolchain.pointer_types import pointer_types
 from gpud.errors import EmptySource, GpudError, InternalError, KernelNotFound, KernelRejected
@@ -211,7 +212,7 @@ class Compilation:
             ptx = print_module(rewritten)
             self._write("print", "ptx", ptx)
             names = {lowered: name for name, lowered in self.lowered_names.items()}
-            words = self._pointer_types(list(flat.entries()), names)
+            words = self._pointer_types(flat.entries(), names)
             kernels = {
                 name: kernel_info(
                     flat,
@@ -328,13 +329,19 @@ class Compilation:
         )
 
     def _pointer_types(
-        self, entries: Sequence[str], names: Mapping[str, str]
+        self, entries: Mapping[str, Function], names: Mapping[str, str]
     ) -> dict[str, tuple[str, ...]]:
-        """Return what the kernels' parameters point to, for the checking mode."""
+        """Return what the kernels' parameters point to: in the checking mode, of every kernel."""
         request = self.request
-        if not request.check or request.is_ptx:
-            return {}
         self.stage = "types"
+        if not request.check or request.is_ptx:
+            source = None if request.is_ptx else request.source
+            found = declared_types(entries, source, request.options)
+            return {
+                entry: words
+                for entry, words in found.items()
+                if len(words) == len(entries[entry].parameters)
+            }
         plain: dict[str, str] = {}
         for name, entry in plain_names(entries).items():
             plain[entry] = max(plain.get(entry, ""), name, key=len)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,12 +174,33 @@ def test_pointers_take_arrays_of_their_type(gpu: gc.Session, types: Any) -> None
     types.kernel("any").call(1, 1, (double, single, single, single))
 
 
+def test_another_session_warns_once(gpu: gc.Session) -> None:
+    with gc.connect(gpu.path) as other:
+        module = other.module(TYPES, names=("made<double>",))
+        single, double = other.zeros(4, "f4"), other.zeros(4, "f8")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                module.kernel("plain").submit(1, 1, (double, double, 1)).result(timeout=60)
+                module.kernel("mangled").submit(1, 1, (single,)).result(timeout=60)
+            module.kernel("made<double>").call(1, 1, (single, single))
+            module.kernel("any").call(1, 1, (double, single, single, single))
+        texts = [str(one.message).partition(";")[0] for one in warned]
+        assert texts == [
+            "argument 0 of plain: the array is float64, the kernel's pointer is to float32",
+            "argument 0 of mangled: the array is float32, the kernel's pointer is to int64",
+            "argument 0 of made<double>: the array is float32, the kernel's pointer is to float64",
+            "argument 1 of made<double>: the array is float32, the kernel's pointer is to int32",
+        ]
+        assert {one.filename for one in warned} == {__file__}
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
         ("plain", ("f8", "f8", 1), "argument 0 of plain: the array is float64, .* to float32"),
         ("plain", ("f4", "f4", 1), "argument 1 of plain: the array is float32, .* to float64"),
-        ("plain", ("i4", "f8", 1), "argument 0 .* int32, .* to float32; convert it, or pass"),
+        ("plain", ("i4", "f8", 1), "argument 0 .* int32, .* to float32; make it with"),
         ("made<double>", ("f4", "u4"), "argument 0"),
         ("made<double>", ("f8", "u8"), "argument 1"),
         ("mangled", ("i4",), "argument 0 of mangled: the array is int32, .* to int64"),

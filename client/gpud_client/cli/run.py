@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -184,7 +185,8 @@ def run(
                 source, kernel, tuple(option or ()), form, progress=progress, device=on
             )
             show_step(f"translating {kernel} for {on.name}")
-            with _usage_errors():
+            with _usage_errors(), warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always", RuntimeWarning)
                 job = function.submit(
                     grid=shape[0],
                     block=shape[1],
@@ -196,6 +198,8 @@ def run(
                     device=on,
                     exclusive=exclusive,
                 )
+        for warning in warned:
+            typer.echo(f"gpuctl: warning: {warning.message}", err=True)
         problem, interrupted = _watch(job, kernel, quiet=quiet)
         report = _report(job, function, held, show if problem is None else 0, problem)
         if problem is None:

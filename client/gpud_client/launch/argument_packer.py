@@ -12,10 +12,11 @@ What is accepted:
   PTX does not say whether an integer is signed, so both ranges are accepted. It does distinguish
   floats: a float for an integer parameter is refused, and so is a NumPy integer for a float;
 * a pointer: an `Array`, ``None``, or a device address. PTX declares many pointers as 64-bit
-  integers, so these are accepted for every 8-byte integer. It does not say what they point to
-  either: an array of another type than the kernel's is detected in the checking mode only, which
-  has the compiler find it out. There an array must have elements of the same size, and of floats
-  only if the kernel's are; pointers to types of one byte, to ``void`` and to classes take any;
+  integers, so these are accepted for every 8-byte integer. Where gpud knows what the pointer is
+  to, an array must have elements of the same size, and of floats only if the kernel's are; pointers
+  to types of one byte, to ``void`` and to classes take any. Another array is an error in the
+  checking mode; otherwise it is a warning, once for each kernel and parameter, since a program may
+  read bytes as another type on purpose. A type of array is looked at once, then it is known;
 * a struct: bytes, a NumPy scalar (``np.void``, complex), or another object with a buffer, such as
   a `ctypes.Structure`, of exactly its size.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ __all__ = ["ArgumentPacker"]
 
 Convert = Callable[[Any, list[ArrayBase]], Any]
 
+_PACKAGE = "gpud_client."
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOATS = {
     2: ("e", 65504.0, np.float16),
@@ -52,6 +55,8 @@ class ArgumentPacker:
         parameters: (name, kind, size, align, offset) of each, in order; sizes in bytes.
         points_to: for each what it points to, ``f4`` is a float of four bytes, ``i8`` an integer
             of eight, empty if it is not known; None: none is.
+        check: whether an array of another type is an error, instead of a warning.
+        warned: the numbers of the parameters of which was warned; None: of none.
     """
 
     def __init__(
@@ -59,13 +64,18 @@ class ArgumentPacker:
         name: str,
         parameters: Sequence[tuple[str, str, int, int, int]],
         points_to: Sequence[str] | None = None,
+        *,
+        check: bool = False,
+        warned: set[int] | None = None,
     ) -> None:
         self._name = name
         self._fields: list[_Field] = []
         layout = "<"
         at = 0
         for number, (_, kind, size, _, offset) in enumerate(parameters):
-            letter, field = _field(kind, size, points_to[number] if points_to else "")
+            word = points_to[number] if points_to else ""
+            types = _ArrayTypes(name, number, word, check, set() if warned is None else warned)
+            letter, field = _field(kind, size, types)
             layout += f"{offset - at}x{letter}" if offset > at else letter
             at = offset + size
             self._fields.append(field)
@@ -125,12 +135,12 @@ class _Field(NamedTuple):
     convert: Convert
 
 
-def _field(kind: str, size: int, points_to: str) -> tuple[str, _Field]:
+def _field(kind: str, size: int, types: _ArrayTypes) -> tuple[str, _Field]:
     if kind == "float" and size in _FLOATS:
         letter, largest, _ = _FLOATS[size]
         return letter, _Field(float, -largest, largest, _float(size))
     if kind in ("int", "uint", "bits", "pointer") and size in _UNSIGNED:
-        return _UNSIGNED[size], _Field(int, 0, (1 << 8 * size) - 1, _integer(kind, size, points_to))
+        return _UNSIGNED[size], _Field(int, 0, (1 << 8 * size) - 1, _integer(kind, size, types))
     return f"{size}s", _Field(None, 0, 0, _struct(size))
 
 
@@ -166,7 +176,7 @@ def _float(size: int) -> Convert:
     return convert
 
 
-def _integer(kind: str, size: int, points_to: str) -> Convert:
+def _integer(kind: str, size: int, types: _ArrayTypes) -> Convert:
     mask = (1 << 8 * size) - 1
     least = -(1 << 8 * size - 1)
     if kind == "pointer":
@@ -183,8 +193,8 @@ def _integer(kind: str, size: int, points_to: str) -> Convert:
             )
         if pointer:
             if isinstance(value, ArrayBase):
-                if points_to and not _matches(value.dtype, points_to):
-                    raise _type_mistake(value, points_to)
+                if value._dtype is not types.known:
+                    types.check(value)
                 arrays.append(value)
                 return value._address if value._allocation is not None else value._live_address()
             if value is None:
@@ -215,6 +225,46 @@ def _integer(kind: str, size: int, points_to: str) -> Convert:
     return convert
 
 
+class _ArrayTypes:
+    """The types of arrays that a pointer takes.
+
+    Attributes:
+        known: the one that was found to be right last, or of which was warned: NumPy has one object
+            of each ordinary type, so that the usual array costs one comparison.
+    """
+
+    __slots__ = ("_kernel", "_number", "_points_to", "_strict", "_warned", "known")
+
+    def __init__(
+        self, kernel: str, number: int, points_to: str, strict: bool, warned: set[int]
+    ) -> None:
+        self._kernel = kernel
+        self._number = number
+        self._points_to = points_to
+        self._strict = strict
+        self._warned = warned
+        self.known: np.dtype[Any] | None = None
+
+    def check(self, array: ArrayBase) -> None:
+        """Find an array of another type than the pointer's.
+
+        Raises:
+            _Mistake: it is one, in the checking mode.
+        """
+        dtype = array.dtype
+        if self._points_to and not _matches(dtype, self._points_to):
+            problem = _type_problem(dtype, self._points_to)
+            if self._strict:
+                raise _Mistake(TypeError, problem)
+            if self._number not in self._warned:
+                # A NumPy user finds it where other warnings of values are, with the line of the
+                # program, and can make it an error; Python's log would show it without either.
+                text = f"argument {self._number} of {self._kernel}: {problem}"
+                warnings.warn(text, RuntimeWarning, stacklevel=_caller())
+                self._warned.add(self._number)
+        self.known = dtype
+
+
 def _matches(dtype: np.dtype[Any], points_to: str) -> bool:
     """Return whether a pointer to such numbers may point to an array's elements."""
     size = int(points_to[1:])
@@ -225,14 +275,21 @@ def _matches(dtype: np.dtype[Any], points_to: str) -> bool:
     return dtype.itemsize == size and (dtype.kind == "f") == (points_to[0] == "f")
 
 
-def _type_mistake(value: ArrayBase, points_to: str) -> _Mistake:
-    kind = "float" if points_to[0] == "f" else "int"
-    wanted = f"{kind}{8 * int(points_to[1:])}"
-    return _Mistake(
-        TypeError,
-        f"the array is {value.dtype}, the kernel's pointer is to {wanted}; convert it, or pass "
-        "array.ptr if the kernel is to read its bytes as another type",
+def _type_problem(dtype: np.dtype[Any], points_to: str) -> str:
+    wanted = f"{'float' if points_to[0] == 'f' else 'int'}{8 * int(points_to[1:])}"
+    return (
+        f"the array is {dtype}, the kernel's pointer is to {wanted}; make it with "
+        f"gpu.array(values, np.{wanted}), or pass array.ptr if the kernel is to read its bytes as "
+        "another type"
     )
+
+
+def _caller() -> int:
+    """Return how many frames above the caller the program's own code is, as a ``stacklevel``."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _struct(size: int) -> Convert:

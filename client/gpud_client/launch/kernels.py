@@ -79,7 +79,13 @@ class KernelBase(Displayed, Generic[ModuleT, JobT]):
             raise from_wire(self._what["rejected"])
         self._name = name
         self._params = tuple(Parameter(*one) for one in self._what["parameters"])
-        self._packer = ArgumentPacker(name, self._params, self._what.get("points_to"))
+        self._packer = ArgumentPacker(
+            name,
+            self._params,
+            self._what.get("points_to"),
+            check=self._session._core.checking is not None,
+            warned=home.warned.setdefault(self._what["entry"], set()),
+        )
         self._indices: dict[int, int] = {}
 
     @property

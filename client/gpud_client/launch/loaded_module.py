@@ -31,6 +31,8 @@ class LoadedModule:
         self.measured: dict[tuple[int, tuple[int, int, int], int], tuple[int, str]] = {}
         # The same keys, of which the variant with kill polls was measured.
         self.killable: set[tuple[int, tuple[int, int, int], int]] = set()
+        # Numbers of the parameters of which was warned, by the kernel's entry.
+        self.warned: dict[str, set[int]] = {}
         self.users = PendingJobs()
         if core.resumable is not None:
             core.resumable.modules.add(self)

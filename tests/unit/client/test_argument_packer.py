@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
+from gpud_client.arrays import ArrayBase
+from gpud_client.launch import argument_packer
 from gpud_client.launch.argument_packer import ArgumentPacker
 from tests.unit.client.fake_daemon import SAXPY, FakeDaemon
 
@@ -153,3 +155,70 @@ def test_arrays_are_addresses(saxpy: gc.Kernel, gpu: gc.Session, daemon: FakeDae
 def test_an_array_for_a_float_is_refused(saxpy: gc.Kernel, gpu: gc.Session) -> None:
     with pytest.raises(TypeError, match="argument 0 of saxpy"):
         saxpy.submit(1, 32, (gpu.zeros(4), None, None, 4))
+
+
+POINTERS = [("x", "uint", 8, 8, 0), ("y", "uint", 8, 8, 8)]
+
+
+def _array(session: gc.Session, dtype: str) -> ArrayBase:
+    return session.empty(4, dtype)
+
+
+def test_an_array_of_another_type_is_warned_of_once(daemon: FakeDaemon) -> None:
+    with gc.connect(str(daemon.path)) as session:
+        warned: set[int] = set()
+        packer = ArgumentPacker("k", POINTERS, ["f4", "i4"], warned=warned)
+        double, single = _array(session, "f8"), _array(session, "f4")
+        said = (
+            r"argument 0 of k: the array is float64, the kernel's pointer is to float32; make it "
+            r"with gpu\.array\(values, np\.float32\), or pass array\.ptr"
+        )
+        with pytest.warns(RuntimeWarning, match=said) as first:
+            packer.pack((double, None))
+        assert first[0].filename == __file__
+        packer.pack((double, None))
+        packer.pack((single, _array(session, "u4")))
+        packer.pack((_array(session, "i8"), None))  # the same parameter
+        with pytest.warns(RuntimeWarning, match="argument 1 of k: .* float64, .* to int32"):
+            packer.pack((single, double))
+        assert warned == {0, 1}
+        # Another object of the same kernel.
+        ArgumentPacker("k", POINTERS, ["f4", "i4"], warned=warned).pack((double, double))
+
+
+def test_a_warning_that_is_an_error_comes_each_time(daemon: FakeDaemon) -> None:
+    with gc.connect(str(daemon.path)) as session:
+        packer = ArgumentPacker("k", POINTERS, ["f4", "i4"])
+        for _ in range(2):  # pytest makes warnings errors
+            with pytest.raises(RuntimeWarning):
+                packer.pack((_array(session, "f8"), None))
+
+
+def test_what_pointers_take_without_a_warning(daemon: FakeDaemon) -> None:
+    with gc.connect(str(daemon.path)) as session:
+        unknown = ArgumentPacker("k", POINTERS)  # a daemon that does not tell
+        any_type = ArgumentPacker("k", POINTERS, ["", ""])
+        for dtype in ("f8", "i1", "c16", "f4"):
+            unknown.pack((_array(session, dtype), _array(session, dtype)))
+            any_type.pack((_array(session, dtype), _array(session, dtype)))
+        typed = ArgumentPacker("k", POINTERS, ["f8", "i8"])
+        typed.pack((_array(session, "c16"), _array(session, "u8")))
+        typed.pack((_array(session, "f4").ptr, None))
+
+
+def test_a_known_array_is_not_looked_at_again(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    matches = argument_packer._matches
+
+    def counted(dtype: Any, points_to: str) -> bool:
+        looked.append(dtype)
+        return matches(dtype, points_to)
+
+    monkeypatch.setattr(argument_packer, "_matches", counted)
+    with gc.connect(str(daemon.path)) as session:
+        packer = ArgumentPacker("k", POINTERS, ["f4", "i4"])
+        for _ in range(10):
+            packer.pack((_array(session, "f4"), _array(session, "i4")))
+    assert len(looked) == 2
