@@ -28,6 +28,7 @@ from bench.harness.results import keep
 from bench.harness.timing import load
 from bench.load.echo_server import Echo
 from gpud.demo.metrics import percentile
+from gpud_client.launch.lane_jobs import LaneJob
 
 KERNEL = 'extern "C" __global__ void empty(float* x, unsigned n, float a) { }'
 CALLS, BATCH = 300, 400  # a batch fits into the ring
@@ -70,6 +71,7 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
                 took, rate = batch(launch)
                 submits += took
                 rates.append(rate)
+            parts = parts_of_a_submit(empty, (x, 1, 0.5), lane)
         for _ in range(rounds):
             trips["job"] += timed(
                 lambda index: empty.submit(1, 32, (x, index, 0.5 * index)).result()
@@ -81,7 +83,27 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
         },
         "submit_us": {"p50": percentile(submits, 50), "p99": percentile(submits, 99)},
         "launches_a_second": percentile(rates, 50),
+        "parts_us": parts,
     }
+
+
+def parts_of_a_submit(kernel: gc.Kernel, args: tuple[Any, ...], lane: Any) -> dict[str, float]:
+    """Return the time of some parts of a submit, each by itself."""
+    calls: dict[str, Callable[[], object]] = {
+        "check and convert the arguments": lambda: kernel._packer.values(args),
+        "make the job": lambda: LaneJob(lane, "empty", 1),
+        "wake the device's thread, of which none sleeps": lane._ends.wake,
+    }
+    found = {}
+    for name, call in calls.items():
+        times = []
+        for _ in range(50):
+            began = time.perf_counter_ns()
+            for _ in range(100):
+                call()
+            times.append((time.perf_counter_ns() - began) / 1e5)
+        found[name] = percentile(times, 50)
+    return found
 
 
 def timed(call: Callable[[int], object]) -> list[float]:
@@ -120,6 +142,8 @@ def report(found: dict[str, Any]) -> None:
         f"one submit: p50 {submit['p50']:.1f} us (aim {AIMS['submit_us']:g}), p99 "
         f"{submit['p99']:.1f} us"
     )
+    for name, took in found["parts_us"].items():
+        print(f"    of that, {name}: {took:.2f} us")
     print(
         f"launches a second: {found['launches_a_second']:,.0f} (aim "
         f"{AIMS['launches_a_second']:,.0f})"

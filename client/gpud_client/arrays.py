@@ -91,7 +91,6 @@ class ArrayBase(Displayed):
         self._exposed = False
         self._exported: _Allocation | MemoryPart | None = None
         self._users = PendingJobs()
-        self._lane_jobs: dict[Any, Any] = {}  # the latest of each lane that uses it
         self._gone = "the array was freed"
         self._described: ArrayBase | None = None
         """The array that this one describes, if it is a texture."""
@@ -260,17 +259,12 @@ class ArrayBase(Displayed):
         return in_lanes + self._followed_jobs(stream)
 
     def _followed_in_lanes(self, stream: Stream | None) -> list[PendingJob]:
-        """Return the latest job of each lane that an access must wait for."""
-        lanes = list(self._lane_jobs)
-        if self._exposed:
-            lanes = list(self._channel.core.lanes.values())
-        elif stream in self._channel.core.lanes.values():
-            lanes.append(stream)
+        """Return the latest launch of each lane that an access must wait for."""
         found: list[PendingJob] = []
-        for lane in lanes:
+        for lane in list(self._channel.core.lanes.values()):
             every = self._exposed or lane is stream
-            latest = lane._latest() if every else self._lane_jobs.get(lane)
-            if latest is not None and not latest._settled:
+            latest = lane._latest() if every else lane._latest_with(self._allocation)
+            if latest is not None:
                 found.append(latest)
         return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
+from functools import wraps
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,11 +20,13 @@ from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.faces import Blocking
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
+from gpud_client.launch.dimensions import Dim
 from gpud_client.launch.jobs import Job
 from gpud_client.launch.kernels import KernelBase
-from gpud_client.launch.lane_jobs import open_lane
+from gpud_client.launch.lane_submission import launch_in_lane, open_lane
 from gpud_client.launch.lanes import Lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
+from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 from gpud_client.workloads.faces import BlockingTurn, BlockingWorkload
@@ -116,6 +120,33 @@ class Kernel(KernelBase["Module", Job], Blocking):
 
     Thread-safe.
     """
+
+
+_submit_anyhow = Kernel.submit
+
+
+@wraps(_submit_anyhow)
+def _submit(
+    kernel: Kernel,
+    grid: Dim,
+    block: Dim,
+    args: Sequence[Any] = (),
+    *,
+    shared: int = 0,
+    stream: Stream | None = None,
+    **options: Any,
+) -> Job:
+    if stream.__class__ is Lane and not options:
+        # The lane's own way, without the steps of an operation: they take longer than all else.
+        job: Job | None = launch_in_lane(stream, kernel, grid, block, args, shared)
+        if job is not None:
+            return job
+    if stream is not None:
+        options["stream"] = stream
+    return _submit_anyhow(kernel, grid, block, args, shared=shared, **options)  # type: ignore[no-any-return]
+
+
+Kernel.submit = _submit  # type: ignore[method-assign, assignment]
 
 
 class Module(ModuleBase[Kernel, Symbol], Blocking):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc as gc_module
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +180,87 @@ def test_a_sequence_is_one_job(gpu: gc.Session, lane: Lane) -> None:
     job.result(LIMIT_S)
     assert job.progress == (10, 10)
     assert out.get()[0] == 10
+
+
+def test_a_sequence_may_be_longer_than_the_ring(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    add.submit(1, 1, (out,), stream=lane)
+    calls = [add.call(1, 1, (out,)) for _ in range(2 * ring.SLOTS)]
+    job = gpu.sequence(calls, stream=lane)
+    after = add.submit(1, 1, (out,), stream=lane)
+    assert job.exception(LIMIT_S) is None
+    assert job.progress == (len(calls), len(calls))
+    after.result(LIMIT_S)
+    assert out.get()[0] == len(calls) + 2
+
+
+def test_what_nobody_asks_about_is_not_settled_and_not_kept(gpu: gc.Session, lane: Lane) -> None:
+    put, out = kernel(gpu, "put"), gpu.zeros(1, np.uint32)
+    jobs = [put.submit(1, 1, (out, value), stream=lane) for value in range(5 * ring.SLOTS)]
+    kept = weakref.ref(jobs.pop(7))
+    lane.synchronize()
+    gc_module.collect()
+    assert kept() is None
+    assert len(lane._open_batches) <= 1
+    assert not any(job._over for job in jobs[: 4 * ring.SLOTS])
+    assert not lane._users
+    # Their completions were overwritten in the ring, and were copied before.
+    ends = [job.stats["run_s"] for job in jobs]
+    assert all(end > 0 for end in ends)
+    assert {job.state for job in jobs} == {"done"}
+
+
+def test_failures_and_callbacks_of_dropped_jobs_are_not_lost(
+    gpu: gc.Session, lane: Lane, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, called = gpu.zeros(4, np.uint32), threading.Event()
+    add = kernel(gpu, "add")
+    kernel(gpu, "wrong").submit(8, 1, (out,), stream=lane)
+    add.submit(1, 1, (out,), stream=lane).add_done_callback(lambda _: called.set())
+    for _ in range(ring.SLOTS):
+        add.submit(1, 1, (out,), stream=lane)
+    assert called.wait(LIMIT_S)
+    lane.synchronize()
+    gc_module.collect()
+    assert "failed, its result was not retrieved" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "args", "error"),
+    [
+        (True, 1, (0,), TypeError), (1.0, 1, (0,), TypeError), (0, 1, (0,), ValueError),
+        ((1 << 16, 1 << 16), 1, (0,), ValueError), (1, True, (0,), TypeError),
+        (1, 1.0, (0,), TypeError), (1, (1, 1.0), (0,), TypeError), (1, [1, 0], (0,), ValueError),
+        (1, 1, (), TypeError), (1, 1, (0, 0), TypeError), (1, 1, (0.5,), TypeError),
+        (1, 1, (1 << 32,), ValueError), (1, 1, 0, TypeError), (1, 1, ("x",), TypeError),
+    ],
+)  # fmt: skip
+def test_arguments_are_checked_as_ever(
+    gpu: gc.Session, lane: Lane, grid: Any, block: Any, args: Any, error: type[Exception]
+) -> None:
+    show = kernel(gpu, "print")
+    job = show.submit(1, 1, (5,), stream=lane)
+    told = []
+    for stream in (None, lane):
+        with pytest.raises(error) as caught:
+            show.submit(grid, block, args, stream=stream)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    last = show.submit((2, 1), (1, 1, 1), (np.uint32(6),), stream=lane)
+    last.result(LIMIT_S)
+    assert (job.output, last.output) == ("5;", "6;6;")
+
+
+def test_arrays_are_checked_as_ever(gpu: gc.Session, lane: Lane) -> None:
+    add, out = kernel(gpu, "add"), gpu.zeros(1, np.uint32)
+    add.submit(1, 1, (out,), stream=lane).result(LIMIT_S)
+    with gc.connect(gpu.path) as other:
+        foreign = other.zeros(1, np.uint32)
+        with pytest.raises(ValueError, match="of another session"):
+            add.submit(1, 1, (foreign,), stream=lane)
+    out.free()
+    with pytest.raises(ValueError, match="was freed"):
+        add.submit(1, 1, (out,), stream=lane)
 
 
 def test_jobs_follow_each_other_between_lanes_and_streams(gpu: gc.Session, lane: Lane) -> None:

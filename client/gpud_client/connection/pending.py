@@ -144,6 +144,8 @@ class PendingLane(Protocol):
 
     def _latest(self) -> Any: ...
 
+    def _latest_with(self, allocation: Any) -> Any: ...
+
 
 class PendingJobs:
     """The jobs that use an array or module and may not have ended.

@@ -57,6 +57,9 @@ class ArgumentPacker:
             of eight, empty if it is not known; None: none is.
         check: whether an array of another type is an error, instead of a warning.
         warned: the numbers of the parameters of which was warned; None: of none.
+
+    Attributes:
+        layout: of the buffer, for `struct`, little-endian.
     """
 
     def __init__(
@@ -80,10 +83,16 @@ class ArgumentPacker:
             at = offset + size
             self._fields.append(field)
         self._struct = struct.Struct(layout)
+        self.layout = layout[1:]
         assert self._struct.size == at
 
     def pack(self, args: Sequence[Any]) -> tuple[bytes, list[ArrayBase]]:
-        """Return the parameter buffer, and the arrays among the arguments.
+        """Return the parameter buffer, and the arrays among the arguments; see `values`."""
+        values, arrays = self.values(args)
+        return self._struct.pack(*values), arrays
+
+    def values(self, args: Sequence[Any]) -> tuple[list[Any], list[ArrayBase]]:
+        """Return what is packed in ``layout``, and the arrays among the arguments.
 
         Raises:
             TypeError: too many or too few arguments, or one of the wrong kind.
@@ -112,7 +121,7 @@ class ArgumentPacker:
             raise TypeError(
                 f"{self._name} takes {len(fields)} arguments, not {len(args)}"
             ) from None
-        return self._struct.pack(*values), arrays
+        return values, arrays
 
 
 class _Mistake(Exception):

@@ -206,8 +206,10 @@ class JobBase(Displayed):
 
     def _settle(self, message: Finished) -> None:
         """Settle it with the daemon's message; called again after an interrupt."""
-        if self._settled:
-            return
+        if not self._settled:
+            self._end_with(message)
+
+    def _end_with(self, message: Finished) -> None:
         self._end = message
         self._kept = None
         if message.error is not None:

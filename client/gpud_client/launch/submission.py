@@ -11,7 +11,8 @@ import numpy as np
 from gpud_client.connection.pending import KeptJob, Operation
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.kernels import Launch
-from gpud_client.launch.lane_jobs import LaneJob, submit_in_lane
+from gpud_client.launch.lane_jobs import LaneJob
+from gpud_client.launch.lane_submission import submit_in_lane
 from gpud_client.launch.lanes import Lane
 from gpud_client.launch.sequences import pack_sequence
 from gpud_client.launch.shares import admissible, check_whole

@@ -1,0 +1,168 @@
+"""Submits launches in lanes: checks them, prepares launch sites, and opens lanes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpud.units import Share
+from gpud.wire.lane_ring import INLINE_BYTES
+from gpud.wire.messages import PrepareLaunch
+from gpud_client.connection.pending import Operation, Request
+from gpud_client.devices import Device
+from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3
+from gpud_client.launch.kernels import KernelBase, Launch
+from gpud_client.launch.lane_futex import check_machine
+from gpud_client.launch.lane_jobs import LaneJob
+from gpud_client.launch.lanes import Lane
+from gpud_client.launch.shares import admissible
+from gpud_client.launch.submit_options import SubmitOptions
+
+__all__ = ["launch_in_lane", "open_lane", "submit_in_lane"]
+
+_UNIT = 32  # slices of an SM, of a lane
+_MOST_WEIGHT = 1000
+_RECORD = "<6I8x"
+
+
+def submit_in_lane(
+    session: Any, launches: Sequence[Launch], lane: Lane, options: SubmitOptions
+) -> Operation[LaneJob]:
+    """Write launches into a lane's ring as one job; waits while the ring is full.
+
+    Raises:
+        ValueError: an option that a lane has itself, or does not have, was given.
+        GpudError: the lane has ended, or cannot run one of the kernels.
+    """
+    _check_options(session, lane, options)
+    lane._check()
+    after = options["after"]
+    if after:
+        yield [job for job in after if not job._settled]
+    if session._core.checking is not None:
+        session._core.checking.settle()
+    records: list[tuple[int, tuple[int, int, int], bytes]] = []
+    allocations: list[Any] = []
+    for launch in launches:
+        if launch._device is not None and launch._device is not lane.device:
+            raise ValueError(f"{launch!r} has arrays on another device than {lane!r}")
+        kernel = launch.kernel
+        if kernel._session is not session:
+            raise ValueError(f"{launch!r} is of another session")
+        site = lane._sites.get((kernel, launch.block, launch.shared))
+        if site is None:
+            site = yield from _prepare(lane, launch)
+        for array in launch._arrays:
+            array._live_address()  # raises if it was freed
+            allocations.append(array._allocation)
+        records.append((site.number, launch.grid, launch._parameters))
+    what = launches[0].kernel._name
+    if len(launches) > 1:
+        what = f"{len(launches)} kernels from {what} on"
+    job = LaneJob(lane, what, sum(launch._total for launch in launches))
+    lane._write(job, records, allocations)
+    return job
+
+
+def launch_in_lane(
+    lane: Lane, kernel: KernelBase[Any, Any], grid: Dim, block: Dim, args: Any, shared: int
+) -> LaneJob | None:
+    """Write a launch into a lane's ring; None if it is one for `submit_in_lane`.
+
+    The shortest way for what is usual: a kernel, block and size of shared memory that were used in
+    the lane before. The arguments are checked as ever.
+    """
+    if type(block) is not int:
+        block = as_dim3("block", block)
+    site = lane._sites.get((kernel, block, shared)) if type(shared) is int else None
+    if site is None or site.record is None:
+        return None
+    if type(grid) is int and 0 < grid <= MOST_BLOCKS:
+        dims, total = (grid, 1, 1), grid
+    else:
+        dims = as_dim3("grid", grid)
+        total = dims[0] * dims[1] * dims[2]
+        if total > MOST_BLOCKS:
+            return None
+    values, arrays = kernel._packer.values(args)
+    session, device = lane._session, lane.device
+    allocations = []
+    for array in arrays:
+        allocation = array._allocation
+        if array._session is not session or array._device is not device or allocation is None:
+            return None
+        allocations.append(allocation)
+    job = LaneJob(lane, kernel._name, total)
+    lane._launch(job, site, dims, values, allocations)
+    return job
+
+
+class _Site(NamedTuple):
+    """A launch site. ``record`` is None if its launches do not fit into a slot, or are checked."""
+
+    number: int
+    size: int
+    record: struct.Struct | None
+
+
+def _prepare(lane: Lane, launch: Launch) -> Operation[_Site]:
+    """Have the device make a launch site, and keep it."""
+    kernel = launch.kernel
+    packed = yield from kernel._pack(launch, lane.device)
+    index = kernel._indices[lane.device.index]
+    number, block, shared = packed.number, launch.block, launch.shared
+    answer = yield Request(
+        lambda request: PrepareLaunch(request, lane._number, number, index, block, shared)
+    )
+    size = len(launch._parameters)
+    usual = size <= INLINE_BYTES and lane._session._core.checking is None
+    record = struct.Struct(_RECORD + kernel._packer.layout) if usual else None
+    site = _Site(int(answer.value), size, record)
+    lane._sites[kernel, block, shared] = site
+    if block[1:] == (1, 1):
+        lane._sites[kernel, block[0], shared] = site  # as most people write it
+    return site
+
+
+def _check_options(session: Any, lane: Lane, options: SubmitOptions) -> None:
+    if lane._session is not session:
+        raise ValueError(f"{lane!r} is of another session")
+    if options["reservation"] is not None or options["quota"] is not None:
+        raise ValueError("a job in a lane runs in the lane's share: give it to gpu.lane(...)")
+    if options["weight"] != 1:
+        raise ValueError("a job in a lane has the lane's weight: give it to gpu.lane(...)")
+    if options["deadline"] is not None:
+        raise ValueError("deadline orders jobs that wait for a share, and a lane has its share")
+    if options["exclusive"]:
+        raise ValueError("lanes cannot have SMs of their own yet: submit to another stream")
+    if options["timeout"] is not None:
+        raise ValueError("timeout does not work in lanes yet: submit to another stream, or cancel")
+    if options["device"] is not None and session._on(options["device"]) is not lane.device:
+        raise ValueError(f"{lane!r} is on {lane.device.name}")
+
+
+def open_lane(
+    session: Any,
+    reservation: Share | None,
+    quota: Share | None,
+    weight: int,
+    device: Device | int | None,
+) -> Operation[Lane]:
+    """Open a lane; see `Session.lane`."""
+    check_machine()
+    if type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT:
+        raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
+    on = session._on(device)
+    amounts = admissible(reservation, quota, _UNIT, on)
+    lane = Lane(session, on, 0)
+    session._channel.opening_lane(lane, (on.index, *amounts, weight))
+    try:
+        yield [lane]  # type: ignore[list-item]
+    except BaseException:
+        lane.close(wait=False)
+        raise
+    if not lane._opened:
+        assert lane._error is not None
+        raise lane._error
+    return lane
