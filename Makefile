@@ -103,8 +103,8 @@ faults: install ## attack it, kill it, fuzz it, and use it for an hour: two hour
 
 stress: install ## the long runs that `make test` leaves out: half an hour
 	$(BIN)/python bench/bench_stress.py --events 1000000
-	GPUD_STRUCTURED_KERNELS=1000 GPUD_WORKLOAD_STEPS=500000 $(BIN)/python -m pytest tests/property --timeout=3600 \
-		--hypothesis-profile=search $(PYTEST_ARGS)
+	GPUD_STRUCTURED_KERNELS=1000 GPUD_WORKLOAD_STEPS=500000 GPUD_SCHEDULER_SEEDS=1000 \
+		$(BIN)/python -m pytest tests/property --timeout=3600 --hypothesis-profile=search $(PYTEST_ARGS)
 
 coverage: install ## which lines and branches the tests run, by package: half an hour
 	$(BIN)/coverage erase

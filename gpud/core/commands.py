@@ -72,6 +72,11 @@ class ResizeJob(NamedTuple):
     """Change the number of slices of a started job.
 
     `gpud.core.events.BlocksLeft` with this epoch follows at least once, unless the job ends first.
+
+    What the job holds then is at most by its growth more than what it held, or than its size before
+    if that was more. So a launch that was too small for that size may be filled up to it later, but
+    only as far as blocks that are leaving have not the room: how many of those that are held are
+    leaving is known to the device alone, and a quota counts them.
     """
 
     job: _Job

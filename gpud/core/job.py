@@ -360,7 +360,10 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         return before != (self.held, self.exhausted)
 
     def _count_held(self) -> None:
-        """Recompute `held`, valid however many of the sent commands the device has executed."""
+        """Recompute `held`, valid however many of the sent commands the device has executed.
+
+        That it is never too little rests on what `gpud.core.commands.ResizeJob` says of growth.
+        """
         if self.exhausted:
             self.held = self.reported  # no task block is left for more slices to run
             return

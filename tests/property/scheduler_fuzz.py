@@ -40,7 +40,6 @@ def lane_history(seed: int, events: int, world: World | None = None) -> World:
     """One device on which a few lanes wake all the time, beside offline jobs that come and go."""
     draw = random.Random(seed)
     world = world or World(Scheduler(random_settings(draw)))
-    world.compares_mixed = False
     world.device_up(0, 8)
     session = world.open()
     while world.events < events:
@@ -80,6 +79,37 @@ def lane_history(seed: int, events: int, world: World | None = None) -> World:
                 world.run(0, job, draw.randint(1, 40))
             else:
                 world.deliver(0)
+    world.finish()
+    return world
+
+
+def share_history(seed: int, settings: Settings) -> World:
+    """A few jobs with slices of one or two sizes on one device, which share it, and then rest."""
+    draw = random.Random(seed)
+    world = World(Scheduler(settings))
+    world.device_up(0, draw.choice((1, 2)))
+    session = world.open()
+    sizes = draw.choice(((4,), (32,), (32, 7, 3)))
+    weights = draw.choice(((1,), (1, 1, 2, 5)))
+    jobs: list[JobId] = []
+    for stream in range(draw.randint(3, 9)):
+        shape = (LaunchShape(draw.choice(sizes), 10**6),)
+        chance = draw.random()
+        if chance < 0.55:
+            quota = draw.choice((None, None, Fraction(1, 2), Fraction(1, 16), Fraction(1)))
+            weight = draw.choice(weights)
+            job = world.submit(session, 0, shape, stream=stream, quota=quota, weight=weight)
+            jobs.append(job)
+        elif chance < 0.65:
+            reservation = draw.choice((Fraction(1, 2), Fraction(1), Fraction(61, 32)))
+            jobs.append(world.submit(session, 0, shape, stream=stream, reservation=reservation))
+        elif chance < 0.75 and jobs:
+            world.cancel(draw.choice(jobs))
+        else:
+            while world.deliver(0):
+                pass
+            world.pass_time(draw.choice((10, 50, 100, 150, 200, 400)))
+    world.come_to_rest()
     world.finish()
     return world
 

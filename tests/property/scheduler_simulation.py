@@ -92,6 +92,7 @@ class Work:
     told_to_end: bool = False
     changed_ns: int = 0  # when the scheduler last changed its size
     gave_ns: int = 0  # when it was started or resumed, or last gave for other offline jobs
+    shrank_ns: int = 0  # when it last gave something, for whomever
     reported: tuple[int, bool] | None = None  # (held, exhausted) as the scheduler was last told
     unbooked: int = 0  # slices that lanes have taken from it, and no resize has accounted for
     # Of a lane.
@@ -180,7 +181,6 @@ class World:
     def __init__(self, scheduler: Scheduler | None = None, lanes: float = 0.15) -> None:
         self.scheduler = scheduler or Scheduler(Settings())
         self.lanes = lanes
-        self.compares_mixed = True  # see `_check_fair`
         self.settings = self.scheduler.settings
         self.now_ns = 0
         self.sms: dict[int, int | None] = {}  # None: its host is down
@@ -376,12 +376,15 @@ class World:
             self._report(device, job)
 
     def _set_size(self, work: Work, slices: int) -> None:
+        grows = max(0, slices - work.wanted)
+        most = max(work.held, work.wanted) + grows
         work.wanted = slices
         if work.wanted < work.active:
             work.leaving += work.active - work.wanted
             work.active = work.wanted
         elif not work.lane:
-            work.active += min(work.wanted - work.active, work.useful)
+            # See `ResizeJob`: of the size before only what those that leave do not hold.
+            work.active += min(work.wanted - work.active, work.useful, most - work.held)
 
     def lane_launches(self, device: int, job: JobId) -> None:
         """A launch comes in a lane: its device takes its share back, if it was idle, and runs it.
@@ -517,6 +520,8 @@ class World:
             gives = command.slices < work.commanded and self.reservation[command.job] is None
             alone = self.scheduler.policy.name != "equal" and not online
             asked = isinstance(event, ev.ResizeRequested | ev.PauseRequested | ev.LaneWoke)
+            if gives:
+                work.shrank_ns = self.now_ns
             if gives and alone and not asked:
                 held = self.now_ns - work.changed_ns >= self.settings.rebalance_hold_ns
                 if not held or self.now_ns - work.gave_ns < self.settings.turn_ns:
@@ -793,9 +798,7 @@ class World:
         """Checks that the scheduler, which has just decided that nobody gives, is right.
 
         Of each two jobs with slices of one size: not that the one could give the other a slice, and
-        would still be above it. Where slices have many sizes all is handed out anew, and one job's
-        coarse slice can hide another's fine one: the fine ones of lanes are not compared there, and
-        without ``compares_mixed`` none are.
+        would still be above it.
         """
         settled_ns = self.now_ns - self.settings.rebalance_hold_ns
         for device in devices:
@@ -817,19 +820,18 @@ class World:
                 if job.id in works
                 and works[job.id].commanded
                 and works[job.id].changed_ns <= settled_ns
-                and works[job.id].gave_ns <= self.now_ns - self.settings.turn_ns
+                # In an event that changes online jobs, too, it may have given for offline ones.
+                and max(works[job.id].gave_ns, works[job.id].shrank_ns)
+                <= self.now_ns - self.settings.turn_ns
             ]
             takers = [job for job in givers if job.growth_room > 0]
             takers += [job for job in jobs if job.live and not job.slices]
             waiting = self.scheduler.devices[device].waiting.jobs()
             takers += [] if not waiting or waiting[0].whole else waiting[:1]
             takers = [job for job in takers if job.changed_ns <= settled_ns]
-            mixed = len({job.slice for job in jobs}) > 1
             for giver in givers:
                 for taker in takers:
                     if giver.slice != taker.slice or giver is taker:
-                        continue
-                    if mixed and (giver.lane or taker.lane or not self.compares_mixed):
                         continue
                     left = Fraction(giver.lead + (giver.slices - 1) * giver.slice, giver.weight)
                     gets = Fraction(taker.lead + (taker.slices + 1) * taker.slice, taker.weight)
@@ -921,7 +923,11 @@ class World:
                     return
             can_give = sum(Fraction(w.wanted, w.occupancy) for _, w in victims)
             floor = self.settings.floor(sms)
-            if floor and (victims or offline):
+            # The floor is kept for jobs that cannot give, too, and for lanes that lend.
+            works_offline = any(
+                self.reservation[job.id] is None and not work.ending for job, work in running
+            )
+            if floor and (works_offline or offline):
                 taken = sum(
                     Fraction(w.wanted, w.occupancy)
                     for job, w in running if self.reservation[job.id] is not None and not w.ending

@@ -3,6 +3,8 @@
 Three uses of one simulation (`tests.property.scheduler_simulation`): Hypothesis chooses the
 events, and shrinks failures; long histories come from seeds; and histories of schedulers with a
 planted fault, in which the property that the fault breaks must be the one that is reported.
+
+``GPUD_SCHEDULER_SEEDS`` sets how many short histories of each kind come from seeds, 8 by default.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from tests.property.scheduler_fuzz import (
     history,
     lane_history,
     random_settings,
+    share_history,
 )
 from tests.property.scheduler_simulation import CHECKS, Broken, World
 
@@ -51,6 +54,7 @@ ROOT = Path(__file__).parents[2]
 MANY = 10**6
 SHORT = Settings(grace_ns=200, rebalance_hold_ns=50, rebalance_limit=10_000_000)
 """Settings for histories that take microseconds: a turn has 100 ns."""
+SEEDS = int(os.environ.get("GPUD_SCHEDULER_SEEDS", "8"))
 
 LAUNCHES = st.lists(
     st.builds(
@@ -299,6 +303,21 @@ def test_lanes_that_wake_all_the_time_keep_every_property(seed: int) -> None:
     world = lane_history(seed, 2500)
     booked = [c.booked for c in world.all_commands if isinstance(c, out.ResizeJob) and c.booked]
     assert len(booked) > 40
+
+
+@pytest.mark.parametrize("kind", ["short", "random", "lanes", "shares"])
+def test_many_histories_keep_every_property(kind: str) -> None:
+    for seed in range(SEEDS if kind != "shares" else 50 * SEEDS):
+        try:
+            if kind == "shares":
+                share_history(seed, SHORT)
+            elif kind == "lanes":
+                lane_history(seed, 500)
+            else:
+                history(seed, 500, SHORT if kind == "short" else None)
+        except Broken as broken:
+            broken.add_note(f"in the history of seed {seed}")
+            raise
 
 
 @pytest.mark.parametrize("policy", ["arrival", "fifo", "equal"])
@@ -706,7 +725,7 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
     (lambda: Faulty("mute"), {"once"}),
-    (lambda: Faulty("lost"), {"capacity", "once"}),
+    (lambda: Faulty("lost"), {"capacity", "once", "paused"}),
     (lambda: StartsAgain(SHORT), {"once"}),
     (lambda: Murders(SHORT), {"once"}),
     (lambda: BelievesTheDead(SHORT), {"prepared"}),
@@ -756,6 +775,63 @@ def test_a_job_that_grows_before_its_blocks_have_left_is_caught() -> None:
         hear_everything(world)
 
 
+def test_a_device_fills_a_job_up_only_beside_what_leaves() -> None:
+    world = World(Scheduler(SHORT))
+    world.device_up(0, 6)
+    session = world.open()
+    large, small = (
+        world.submit(session, 0, (LaunchShape(1, MANY),), reservation=Fraction(sms), stream=sms)
+        for sms in (4, 1)
+    )
+    offline = world.submit(session, 0, (LaunchShape(1, 5),), quota=Fraction(4), stream=9)
+    for job in (large, small, offline):
+        world.carry_out(0, job)
+    world.run(0, offline, 3)
+    world.submit(session, 0, (LaunchShape(1, MANY),), reservation=Fraction(1), stream=10)
+    world.carry_out(0, offline)
+    work = world.work[0][offline]
+    assert (work.active, work.leaving, work.unclaimed) == (0, 1, 2)
+    # Of three slices that it is given back, the two task blocks that are left can use two.
+    for online, gets, active in ((large, 3, 2), (small, 4, 3)):
+        world.cancel(online)
+        world.carry_out(0, online)
+        world.leave(0, online, 4)
+        hear_everything(world)
+        assert work.commanded == gets
+        world.carry_out(0, offline)
+        hear_everything(world)
+        assert (work.active, work.leaving) == (active, 1), "its quota is 4"
+    world.finish()
+
+
+@pytest.mark.parametrize(
+    ("sms", "jobs", "passes_ns"),
+    [
+        # As (M, weight, quota). The second has a slice too much, and not two.
+        (2, ((4, 5, None), (4, 1, Fraction(1)), (4, 1, Fraction(1, 2))), 0),
+        (1, ((32, 1, Fraction(1, 2)), (32, 1, None), (32, 1, None)), 200),
+        # A slice lifts the lowest, of weight 1, above the others, and those of weight 2 not.
+        (2, ((4, 1, Fraction(1, 2)), (4, 1, Fraction(1, 2)), (4, 2, None), (4, 2, Fraction(1))), 0),
+        # Slices of two sizes.
+        (1, ((32, 1, Fraction(1)), (7, 1, Fraction(1)), (32, 1, Fraction(1))), 400),
+    ],
+)
+def test_short_histories_that_were_not_fair(
+    sms: int, jobs: tuple[tuple[int, int, Fraction | None], ...], passes_ns: int
+) -> None:
+    world = World(Scheduler(SHORT))
+    world.device_up(0, sms)
+    session = world.open()
+    for stream, (occupancy, weight, quota) in enumerate(jobs):
+        shape = (LaunchShape(occupancy, MANY),)
+        world.submit(session, 0, shape, quota=quota, weight=weight, stream=stream)
+    if passes_ns:
+        hear_everything(world)
+        world.pass_time(passes_ns)
+    world.come_to_rest()
+    world.finish()
+
+
 def lane_and_offline(world: World) -> tuple[JobId, JobId]:
     """A lane of 2 SMs that is idle, and an offline job that has these too, on 4 SMs."""
     world.device_up(0, 4)
@@ -767,6 +843,25 @@ def lane_and_offline(world: World) -> tuple[JobId, JobId]:
     hear_everything(world)
     assert world.work[0][offline].commanded == 4
     return lane, offline
+
+
+def test_the_floor_is_kept_for_an_offline_lane_that_lends() -> None:
+    world = World(Scheduler(replace(SHORT, offline_floor=Fraction(1, 2))))
+    world.device_up(0, 2)
+    session = world.open()
+    lane = world.open_lane(session, 0, quota=Fraction(1, 2))
+    shape = (LaunchShape(1, MANY),)
+    for stream in (1, 2):
+        world.submit(session, 0, shape, reservation=Fraction(1), stream=stream)
+    world.come_to_rest()
+    world.lane_rests(0, lane)
+    world.come_to_rest()
+    assert world.work[0][lane].lends
+    assert [str(job.state) for job in world.scheduler.jobs.values()].count("waiting") == 1
+    world.lane_launches(0, lane)
+    assert world.work[0][lane].active == 16, "half an SM, at once"
+    world.come_to_rest()
+    world.finish()
 
 
 def wakes_by_plan(world: World) -> None:

@@ -308,7 +308,7 @@ def faulty(name: str) -> Scheduler:
     if name in policies:
         scheduler.policy = policies[name]()
     elif name == "restless":
-        scheduler = Scheduler(Settings(rebalance_hold_ns=20 * MS, rebalance_limit=2))
+        scheduler = Scheduler(Settings(rebalance_hold_ns=20 * MS, rebalance_limit=1))
         scheduler.policy = Restless()
     return scheduler
 

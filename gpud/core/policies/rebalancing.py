@@ -23,7 +23,11 @@ Algorithm, at a time that the policy has set a timer for:
        its part in that and the time that it has waited, set its need aside for it;
     3. hand out the rest anew, lowest standing first, a slice at a time;
     4. a job gives what it has beyond that if, by standing, it is then not below the lowest job that
-       gets something would be with a slice more; or if that is needed by a job that has nothing.
+       gets something would be with a slice more; or if that is needed by a job that has nothing;
+    5. if somebody would get something and nobody gives so, all of it may be too much to give, or
+       the lowest may have so small a weight that a slice lifts it above the others: one job gives
+       what another needs for one slice, if by standing it is then not below that one. Not if a
+       job here is under its user's cap.
 
 Properties:
     fair: once nothing has changed for a hold and a turn, no job could give a slice to one that
@@ -179,7 +183,8 @@ def _givers(
     rows: list[_Row], total: int, needed: int
 ) -> tuple[list[tuple[JobRecord, int]], tuple[JobRecord, int] | None]:
     """Return who gives and for whom; ``needed`` is due to one who is not in ``rows``."""
-    rooms = [row.job.most for row in rows]
+    mosts = [row.job.most for row in rows]
+    rooms = list(mosts)
     groups = _groups(rows)
     mixed = len({row.job.slice for row in rows}) > 1
     for _ in range(_TRIES if mixed else 1):
@@ -193,7 +198,9 @@ def _givers(
         )
         givers, lowest = _compared(rows, targets, needed)
         if lowest is None:
-            return givers, None
+            if givers or rooms == mosts:
+                return givers, None
+            break
         if givers:
             taker = rows[lowest].job
             if any(job.slice < taker.slice for job, _ in givers):
@@ -201,7 +208,8 @@ def _givers(
             return givers, None
         # It needs a larger slice than anybody can spare: see who else needs one.
         rooms[lowest] = rows[lowest].slices
-    return [], None
+    # Under caps it depends on what others of a user have whether it could be taken.
+    return ([], None) if groups else _for_one_slice(rows)
 
 
 def _groups(rows: list[_Row]) -> list[tuple[list[int], int]]:
@@ -233,3 +241,27 @@ def _compared(
             givers.append((row.job, target))
             needed -= (row.slices - target) * row.job.slice
     return givers, lowest
+
+
+def _for_one_slice(
+    rows: list[_Row],
+) -> tuple[list[tuple[JobRecord, int]], tuple[JobRecord, int] | None]:
+    """Return as `_givers`, of one job that gives what one slice of another needs."""
+    # Of jobs with slices of one size the lowest is easiest to give to.
+    lowest: dict[int, tuple[int, _Row]] = {}
+    for row in rows:
+        if row.slices < row.job.most:
+            size, gets = row.job.slice, row.standing(row.slices + 1)
+            if size not in lowest or gets < lowest[size][0]:
+                lowest[size] = gets, row
+    for piece, (least, taker) in sorted(lowest.items(), key=lambda one: one[1][0]):
+        givers = [
+            (row.standing(keeps), row.job, keeps)
+            for row in rows
+            if (keeps := row.slices - -(-piece // row.job.slice)) >= 0 and row is not taker
+        ]
+        left, job, keeps = max(givers, key=lambda one: one[0], default=(least - 1, taker.job, 0))
+        if left >= least:
+            reserved = (taker.job, taker.slices + 1) if job.slice < piece else None
+            return [(job, keeps)], reserved
+    return [], None

@@ -168,6 +168,18 @@ def test_fair() -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_fair_of_who_has_more_than_a_slice_too_much() -> None:
+    driver = Driver(2)
+    driver.offline(1, m=4, weight=5)
+    driver.offline(2, "1", m=4)
+    driver.offline(3, "1/2", m=4)
+    for at_ms in (100, 200, 300, 400, 500, 600):
+        fire(driver, at_ms * MS)
+    assert [driver.job(number).slices for number in (1, 2, 3)] == [5, 2, 1]
+    # Job 2 can spare one slice, not both, and with that one it is still above job 1.
+    assert dict(fire(driver, 1100 * MS))[2] == 1
+
+
 def test_patient() -> None:
     driver = Driver(4)
     driver.offline(1)
