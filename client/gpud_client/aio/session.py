@@ -18,8 +18,10 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+from gpud.errors import InvalidArgument
+from gpud.units import Share
 from gpud.wire.socket_path import socket_path
 from gpud_client.aio.channel import AsyncChannel
 from gpud_client.aio.jobs import AsyncJob
@@ -27,6 +29,7 @@ from gpud_client.arrays import ArrayBase
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.faces import Awaited
 from gpud_client.connection.protocol_state import ProtocolState
+from gpud_client.devices import Device
 from gpud_client.launch.kernels import KernelBase
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.unretrieved import log_cancelled
@@ -92,6 +95,24 @@ class AsyncSession(
         super().__init__(ProtocolState(), path, program)
         self._channel = AsyncChannel(sock, self._core, path)
         self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, self._channel.abandon)
+
+    async def lane(
+        self,
+        *,
+        reservation: Share | None = None,
+        quota: Share | None = None,
+        weight: int = 1,
+        device: Device | int | None = None,
+    ) -> NoReturn:
+        """Say what to do instead: lanes are for the blocking client so far. See `Session.lane`.
+
+        Raises:
+            InvalidArgument: Always.
+        """
+        raise InvalidArgument(
+            "the asyncio client has no lanes yet: open one with gc.connect(...).lane(...), whose "
+            "jobs asyncio.wrap_future awaits, or submit to a stream of gpu.stream()"
+        )
 
     async def __aenter__(self) -> Self:
         return self
