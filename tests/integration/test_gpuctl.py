@@ -192,6 +192,29 @@ def test_run_of_what_cannot_be(
     assert all(word in err for word in words), err
 
 
+def test_run_needs_no_name_of_the_only_kernel(daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "x.cu"
+    file.write_text("namespace a { __global__ void fill(float* x) { x[threadIdx.x] = 7; } }")
+    arguments = (str(file), "-g", "1", "-b", "4", "-a", "zeros:f32:4")
+    status, out, err = daemon.gpuctl("run", *arguments)
+    assert (status, err) == (0, "")
+    assert "float32 4: 7 7 7 7" in out
+    file.write_text(file.read_text() + 'extern "C" __global__ void other(float* x) {}')
+    status, _, err = daemon.gpuctl("run", *arguments)
+    assert status == 2
+    assert "has 2 kernels" in err
+    assert all(name in err for name in ("fill", "other"))
+    file.write_text("template <typename T> __global__ void fill(T* x) {}")
+    status, _, err = daemon.gpuctl("run", *arguments)
+    assert status != 0
+    assert "no kernel" in err
+    file.write_text("__global__ void fill(float* x) {}")
+    status, _, err = daemon.gpuctl("run", *arguments[:-1], "zeros:f64:4")
+    assert status == 0
+    assert err.startswith("gpuctl: warning: argument 0 of fill: the array is float64")
+    assert "Traceback" not in err
+
+
 def test_run_of_a_file_that_is_none(daemon: Daemon, tmp_path: Path) -> None:
     status, _, err = daemon.gpuctl("run", str(tmp_path / "x.cu"), "k", "-g", "1", "-b", "1")
     assert status == 2

@@ -50,6 +50,13 @@ def error(value: Any) -> str:
     return text(value.get("message") if isinstance(value, Mapping) else value)
 
 
+def error_line(value: Any) -> str:
+    """Format an error in wire form: the first line of its message, for tables."""
+    message = value.get("message") if isinstance(value, Mapping) else value
+    first, _, more = str(message or "").partition("\n")
+    return f"{text(first)} ..." if more else error(value)
+
+
 def seconds(value: Any) -> str:
     """Format seconds with a unit that fits: ``85 us``, ``1.20 s``, ``2 h 05 min``."""
     if not isinstance(value, int | float):

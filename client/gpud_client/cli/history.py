@@ -41,7 +41,7 @@ _HISTORY = (
     Column("resizes", "resizes", formatting.count, right=True, spare=2),
     Column("capsm_seconds", "CapSM s", formatting.share, right=True, spare=9),
     Column("memory_bytes", "memory", formatting.size, right=True, spare=7),
-    Column("error", "error", formatting.error, least=20, wraps=True),
+    Column("error", "error", formatting.error_line, least=20, wraps=True),
 )
 
 _SUMS = (

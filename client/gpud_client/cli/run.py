@@ -23,7 +23,7 @@ from gpud_client.cli.output import JsonOption, SocketOption, emit, say
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from gpud_client import Array, Device, Job, Kernel, Session
+    from gpud_client import Array, Device, Job, Kernel, Module, Session
 
 __all__ = ["run"]
 
@@ -44,9 +44,14 @@ def run(
         Path, typer.Argument(metavar="FILE", help="CUDA C++ or PTX; - reads the standard input.")
     ],
     kernel: Annotated[
-        str,
-        typer.Argument(metavar="KERNEL", help='The kernel to run; "axpy<float>" of a template.'),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="KERNEL",
+            help='The kernel to run; "axpy<float>" of a template. May be left out if the file has '
+            "only one.",
+        ),
+    ] = None,
+    *,
     grid: Annotated[
         str, typer.Option("--grid", "-g", help="How many blocks to run, such as 256 or 16,16,1.")
     ],
@@ -180,10 +185,13 @@ def run(
             given: list[Any] = list(made)
             for one in held:
                 given[one.number] = one.array
-            show_step(f"compiling {kernel} in {file.name}")
-            function = gpu.kernel(
-                source, kernel, tuple(option or ()), form, progress=progress, device=on
+            show_step(f"compiling {kernel or 'the kernel'} in {file.name}")
+            names = () if kernel is None else (kernel,)
+            module = gpu.module(
+                source, names, tuple(option or ()), form, progress=progress, device=on
             )
+            kernel = kernel or _only_kernel(module, file)
+            function = module.kernel(kernel)
             show_step(f"translating {kernel} for {on.name}")
             with _usage_errors(), warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always", RuntimeWarning)
@@ -237,6 +245,27 @@ def _device(gpu: Session, index: int) -> Device:
             f"--device {index}: the daemon has {len(gpu.devices)}, counted from 0"
         )
     return gpu.devices[index]
+
+
+def _only_kernel(module: Module, file: Path) -> str:
+    """Return the name of a file's kernel, as short as it may be written.
+
+    Raises:
+        BadParameter: it has none, or several.
+    """
+    names: list[str] = []
+    for index, name in enumerate(module.names):
+        short = [one for one, which in module._home.names.items() if which == index]
+        names.append(min(short, key=len, default=name))
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise typer.BadParameter(
+            f'{file.name} has no kernel; one of a template is named like "axpy<float>"'
+        )
+    raise typer.BadParameter(
+        f"{file.name} has {len(names)} kernels; write the one to run behind it: {', '.join(names)}"
+    )
 
 
 @contextmanager
@@ -376,7 +405,7 @@ def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
         if stats.get(key) is not None
     ]  # fmt: skip
     if stats.get("resizes"):
-        times.append(f"{stats['resizes']} resizes")
+        times.append(f"{stats['resizes']} resize{'s' * (stats['resizes'] > 1)}")
     done, total = report["progress"]
     say(
         f"job {report['job']} {report['state']}: {done:,} of {total:,} task blocks, "

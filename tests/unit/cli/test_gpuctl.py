@@ -196,6 +196,19 @@ def test_history_of_a_time(
     assert asked[1:] == ("alice", since_s, 1_000_000, "failed", None, 20)
 
 
+def test_history_shows_the_first_line_of_an_error(
+    peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"code": "check-failed", "message": "read outside; 2 more:\n  a race\n  another race"}
+    peer.answers["history"] = {"jobs": [{**ENDED, "error": error}]}
+    assert main(["history"]) == DONE
+    out = capsys.readouterr().out
+    assert "read outside; 2 more: ..." in out
+    assert "race" not in out
+    assert main(["history", "--json"]) == DONE
+    assert "another race" in capsys.readouterr().out
+
+
 def test_history_as_comma_separated_values(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     error = {"code": "kernel-trap", "message": 'a trap, in "step"'}
     peer.answers["history"] = {"jobs": [{"id": "2.5", "kernels": ["step", "sum"], "error": error}]}
