@@ -52,6 +52,10 @@ RUN = (
     "gpuctl run saxpy.cu saxpy --grid 1 --block 256 --arg 2 --arg ones:f32:256 "
     "--arg ones:f32:256 --arg 256"
 )
+BLURRED = (
+    "gpuctl run blur.cu blur --grid 4 --block 256 --arg ones:f32:1024 --arg zeros:f32:1024 "
+    "--arg 1024"
+)
 OTHER = f"""#!{sys.executable}
 import contextlib, io, os, sys
 from gpud_client.cli import main
@@ -123,6 +127,35 @@ with gc.connect() as gpu:
     attempt(lambda: saxpy(x, x))
     attempt(lambda: saxpy.submit(1, 256, (np.float32(2), [1.0] * 256, x, np.int32(256))))
     attempt(lambda: saxpy.submit(1, 256, (np.float32(2), x, x, np.int32(256)), reservation=9))
+    attempt(lambda: gpu.empty(1 << 42))
+"""
+
+BLUR = r"""extern "C" __global__ void blur(const float* in, float* out, int n) {
+    __shared__ float tile[258];
+    int t = threadIdx.x, i = blockIdx.x * 256 + t;
+    tile[t + 1] = in[i];
+    if (t == 0) tile[0] = i > 0 ? in[i - 1] : 0;
+    if (t == 255) tile[257] = in[i + 1];
+    __syncthreads();
+    out[i] = (tile[t] + tile[t + 1] + tile[t + 2]) / 3;
+}
+"""
+
+CHECKED = r"""import numpy as np
+import gpud_client as gc
+
+with gc.local(check=True) as gpu:
+    blur = gpu.kernel(open("blur.cu").read(), "blur")
+    x, y = gpu.array(np.ones(1024, np.float32)), gpu.empty(1024, np.float32)
+    try:
+        blur.submit(grid=4, block=256, args=(x, y, 1024)).result()
+    except gc.CheckFailed as error:
+        for one in error.findings:
+            print(f"line {one.file_line}: {one.kind}, element {one.element} of {one.label}")
+    try:
+        blur.submit(grid=4, block=256, args=(gpu.zeros(1024, np.float64), y, 1024))
+    except TypeError as error:
+        print(error)
 """
 
 ARRAYS = r"""import numpy as np
@@ -152,7 +185,8 @@ class Day:
         self.has_bob = os.geteuid() == 0
         for name, text in (
             ("service.py", SERVICE), ("train.py", TRAIN), ("saxpy.cu", WRONG),
-            ("mistakes.py", MISTAKES), ("arrays.py", ARRAYS),
+            ("mistakes.py", MISTAKES), ("arrays.py", ARRAYS), ("blur.cu", BLUR),
+            ("checked.py", CHECKED),
         ):  # fmt: skip
             (self.folder / name).write_text(text)
         (self.folder / "robert-gpuctl").write_text(OTHER)
@@ -335,11 +369,31 @@ def record(day: Day) -> None:
     day.show(
         "sed -i 's/z\\[i\\]/y[i]/' saxpy.cu",
         RUN,
-        "tail -n 9 mistakes.py",
+        "tail -n 10 mistakes.py",
         "python mistakes.py",
     )
     day.say("Arrays are NumPy's without a copy, and PyTorch's or JAX's by DLPack.")
     day.show("cat arrays.py", "python arrays.py")
+
+    day.say("## A kernel that is only right by chance")
+    day.say(
+        "`blur.cu` reads one element behind its array, and no result shows it. The\n"
+        "[checking mode](../howto/check-a-kernel.md) sees it, and says which array, which element "
+        "and which line."
+    )
+    day.file("blur.cu")
+    day.show(
+        BLURRED,
+        f"{BLURRED} --check",
+        "sed -i 's/= in\\[i + 1\\]/= i + 1 < n ? in[i + 1] : 0/' blur.cu",
+        f"{BLURRED} --check --show 0",
+    )
+    day.say("A program asks for it with one argument. It needs no daemon: `gc.local` has its own.")
+    day.show(
+        "sed -i 's/= i + 1 < n ? in\\[i + 1\\] : 0/= in[i + 1]/' blur.cu",
+        "cat checked.py",
+        "python checked.py",
+    )
 
     day.say("## Noon: settings, and a machine that is needed")
     day.say("Settings say where they come from. A change is kept in the file, as it was written.")
@@ -348,6 +402,7 @@ def record(day: Day) -> None:
         "gpuctl config set max_jobs_per_user 500",
         "gpuctl config set rebalance_limit 10",
         "gpuctl config set grace soon",
+        "gpud serve --offline-floor 200%",
         "cat gpud.toml",
         "gpuctl config show | grep -E 'setting|memory |max_jobs_per_user|rebalance_limit'",
     )
