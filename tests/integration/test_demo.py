@@ -107,7 +107,7 @@ def test_the_benchmark_of_colocation_runs() -> None:
     done = run("bench/bench_colocation.py", "--short", "--device", "cpu:2")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert "WRONG" not in done.stdout
-    assert done.stdout.count("1 ms   0.2  ") == len(POLICIES)
+    assert done.stdout.count("1 ms   0.2  ") == len(POLICIES) + 1  # and in a lane
 
 
 def test_the_benchmark_of_many_clients_runs() -> None:

@@ -180,6 +180,11 @@ class Talk:
             if type(message) is wm.Finished:
                 self.finished[message.number] = message
             self.account.receive(message)
+            if type(message) is wm.LaneOpened and not self.account.ended and not self._deaf:
+                # It would stay open, and keep its share from all that wait for one.
+                data = CLIENT_PROTOCOL.encode(wm.CloseLane(message.number))
+                self.account.send(data)
+                self._unsent += data
 
     def close(self) -> None:
         """Leave."""

@@ -72,7 +72,7 @@ class Account:
                 self.ended = not self._said_hello
                 if self._said_hello:
                     self._owe(message.request, answers_to(wm.Hello))
-            elif type(message) is wm.Submit:
+            elif isinstance(message, wm.Submit | wm.OpenLane):  # a lane is a job
                 self._job(message.number)
             elif hasattr(message, "request"):
                 self._owe(message.request, answers_to(type(message)))
@@ -106,7 +106,7 @@ class Account:
             self._jobs[message.number] -= 1
             if self._jobs[message.number] < 0:
                 raise Unanswered(f"job {message.number} has finished once too often")
-        elif kind not in (wm.Happened, wm.Arena):
+        elif kind not in (wm.Happened, wm.Arena, wm.LaneOpened, wm.LaunchEnded, wm.TurnRecalled):
             self._answer(message)
 
     def _answer(self, message: Any) -> None:

@@ -43,7 +43,7 @@ class LaneDriver:
     def __init__(
         self, sms: int = 2, slices: int | None = None, beside: LaneDriver | None = None
     ) -> None:
-        self.device = CPUDevice(sms) if beside is None else beside.device
+        self.device: CPUDevice = CPUDevice(sms) if beside is None else beside.device
         if beside is None:
             self.memory = self.device.allocate(4096)
             # With bounds checks, as hostile launches may have any grid.
