@@ -180,11 +180,20 @@ class Talk:
             if type(message) is wm.Finished:
                 self.finished[message.number] = message
             self.account.receive(message)
-            if type(message) is wm.LaneOpened and not self.account.ended and not self._deaf:
-                # It would stay open, and keep its share from all that wait for one.
-                data = CLIENT_PROTOCOL.encode(wm.CloseLane(message.number))
-                self.account.send(data)
-                self._unsent += data
+            if not self.account.ended and not self._deaf:
+                self._close_what_opened(message)
+
+    def _close_what_opened(self, message: Any) -> None:
+        """End lanes and workloads, which would keep what others wait for."""
+        closing: Any = None
+        if type(message) is wm.LaneOpened:
+            closing = wm.CloseLane(message.number)
+        elif type(message) is wm.WorkloadOpened:
+            closing = wm.CloseWorkload(0, message.workload)
+        if closing is not None:
+            data = CLIENT_PROTOCOL.encode(closing)
+            self.account.send(data)
+            self._unsent += data
 
     def close(self) -> None:
         """Leave."""
