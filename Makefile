@@ -14,8 +14,12 @@ STAMP := $(VENV)/.gpud-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST_ARGS ?=
 SOURCES := $(wildcard gpud client tests bench docs)
+# contrib/ray is a package of its own; Ray's wheel is large, so what runs it has an environment of its own.
+RAY := contrib/ray
+RAY_VENV := .venv-ray
+RAY_STAMP := $(RAY_VENV)/.gpud-ray-installed
 
-.PHONY: help install quick test test-ci check lint types format demo bench faults stress coverage mutants
+.PHONY: help install quick test test-ci test-ray check lint types format demo bench faults stress coverage mutants
 .PHONY: gpu-test gpu-bench docs site clean
 
 help: ## list the targets
@@ -65,18 +69,33 @@ test: install ## the test suite; no GPU needed
 test-ci: install ## what `make test` leaves to continuous integration: attacks, killed processes, the demo
 	$(BIN)/python -m pytest -m 'ci and not gpu and not slow' -n auto $(PYTEST_ARGS)
 
+# .venv-ray sees what .venv has, and adds Ray and what Ray needs.
+$(RAY_STAMP): $(STAMP) $(RAY)/pyproject.toml $(RAY)/constraints.txt
+	@echo "installing gpud-ray and Ray into $(RAY_VENV)"
+	@rm -rf $(RAY_VENV)
+	@$(BIN)/python -m venv --without-pip $(RAY_VENV)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+		> "$$($(RAY_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/gpud-environment.pth"
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --constraint $(RAY)/constraints.txt --no-build-isolation --editable $(RAY)
+	@touch $(RAY_STAMP)
+
+test-ray: $(RAY_STAMP) ## several machines on Ray: the tests of contrib/ray, in an environment of their own
+	$(RAY_VENV)/bin/python -m pytest --rootdir $(RAY) -c $(RAY)/pyproject.toml $(RAY)/tests $(PYTEST_ARGS)
+
 check: lint types ## format, lint, types
 
 lint: install
-	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES) $(RAY)
+	$(BIN)/ruff check $(SOURCES) $(RAY)
 
 types: install
 	$(BIN)/mypy $(SOURCES)
+	MYPYPATH=$(RAY) $(BIN)/mypy $(RAY)
 
 format: install ## rewrite the sources in the project's format
-	$(BIN)/ruff format $(SOURCES)
-	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES) $(RAY)
+	$(BIN)/ruff check --fix $(SOURCES) $(RAY)
 
 demo: install ## the shortest way to see gpud work
 	@$(BIN)/gpud demo
@@ -173,5 +192,5 @@ site: install ## the documentation as a site, in site/; a broken link is an erro
 	@echo "open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY_VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
