@@ -20,15 +20,31 @@ from hypothesis import HealthCheck, settings
 
 # Programs that take seconds to compile or to run in all of their forms.
 _LONG_PROGRAMS = (
-    *("bitonic_sort", "black_scholes", "call_signatures", "convolution", "copy_async", "crc32"),
-    *("cub_sort", "device_heap", "histogram", "matrix_moves", "merge_path", "radix_pass"),
-    *("reductions_parted", "sha256", "softmax", "welford"),
+    *("bitonic_sort", "black_scholes", "bulk_reductions", "call_signatures", "convolution"),
+    *("copy_async", "crc32", "cub_sort", "device_heap", "histogram", "int128", "leaving_loop"),
+    *(
+        "matrix_moves",
+        "memcpy_async",
+        "memory_widths",
+        "merge_path",
+        "numba_rows",
+        "placed_objects",
+    ),
+    *("print_all", "radix_pass", "reductions_parted", "sha256", "softmax", "standard_library"),
+    *("struct_local_copy", "waiting_signatures", "welford"),
 )
 
 # Products of matrices, each shape much like the others; what is left runs for every change.
 _MATRICES = (
     *("mma_m8", "mma_m16n8k4", "mma_m16n8k8", "mma_m16n8k128", "mma_m16n8k256", "mma_m16n8k32"),
-    *("mma_m16n8k64", "wmma_mma_row_col_m32", "wmma_mma_col", "wmma_mma_row_row", "tex3d"),
+    *("mma_m16n8k64", "wmma_mma_col", "wmma_mma_row_row", "tex3d"),
+    *("wmma_mma_and_popc", "wmma_mma_xor_popc"),
+)
+
+# Pages whose examples start a daemon each; README's run for every change.
+_PAGES = (
+    *("check-a-kernel.md", "client.md", "debug-a-kernel.md", "first-kernel.md", "lanes.md"),
+    *("share-a-gpu.md", "use-notebooks.md", "workloads.md"),
 )
 
 CI = (
@@ -42,11 +58,18 @@ CI = (
         f"::test_forms_agree_with_numpy_and_with_each_other[{beginning}"
         for beginning in _MATRICES
     ),
+    *(
+        f"tests/conformance/test_conformance.py::test_the_form_is_the_expected_one[{name}]"
+        for name in _LONG_PROGRAMS
+    ),
+    *(f"tests/unit/test_docs.py::test_examples_run[{page}" for page in _PAGES),
     "tests/compiler/passes/test_bounds_checks_random.py",
+    "tests/conformance/test_checking.py::test_nothing_is_found_in_a_sample",
     "tests/conformance/test_killable.py",
+    "tests/conformance/test_stress.py::test_a_mutant_makes_it_fail",
     *(
         f"tests/conformance/test_work_shares.py::test_work_follows_shares[{case}-"
-        for case in ("long-task-blocks", "two-sms", "four-sms")
+        for case in ("long-task-blocks", "the-smallest-share", "two-sms", "four-sms")
     ),
     "tests/conformance/test_suite.py::test_case_compiles_and_has_its_entry",
     "tests/conformance/test_suite.py::test_every_case_assembles",
@@ -60,6 +83,9 @@ CI = (
     "tests/faults/test_fuzz.py::test_a_planted_bug_of_the_parser_is_found",
     "tests/faults/test_fuzz.py::test_the_benchmark_counts_and_names_the_batch",
     "tests/faults/test_fuzz.py::test_the_parser_guided_by_coverage",
+    "tests/faults/test_fuzz_inputs.py::test_command_lines",
+    "tests/faults/test_fuzz_inputs.py::test_compiler_options_at_a_live_daemon",
+    "tests/faults/test_fuzz_session.py",
     "tests/faults/test_host_calls.py",
     "tests/faults/test_host_failures.py",
     "tests/faults/test_host_kills.py",
@@ -70,20 +96,42 @@ CI = (
     "tests/faults/test_soak.py",
     # The served model of the driver, whole daemons from start to end, the demo, the benchmarks.
     "tests/gpu/test_bench_colocation.py",
+    "tests/gpu/test_bench_driver.py",
     "tests/gpu/test_bench_shares.py",
+    "tests/gpu/test_over_model.py",
     "tests/gpu/test_served.py",
+    "tests/integration/test_administration.py::test_a_drain_ends_the_daemon_after_its_jobs",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_client_local.py",
     "tests/integration/test_daemon_process.py",
+    "tests/integration/test_daemon_requests.py::test_bad_content_in_the_name_of_a_job_that_runs",
     "tests/integration/test_demo.py",
     "tests/integration/test_dumps.py",
+    "tests/integration/test_gpuctl.py::test_a_job_is_seen_resized_and_cancelled_from_another_shell",
     "tests/integration/test_gpuctl.py::test_every_look_works_on_the_real_daemon",
     "tests/integration/test_gpuctl.py::test_the_event_log_of_a_daemon_replays",
     "tests/integration/test_host_process.py",
+    "tests/integration/test_notebooks.py",
     "tests/integration/test_reconnect.py",
     "tests/integration/test_shares.py",
+    "tests/integration/test_why.py::test_why_of_a_job_that_has_ended",
+    "tests/integration/test_workloads.py::test_a_client_that_is_killed_in_its_turn",
+    "tests/integration/test_workloads.py::test_the_list_shows_zones_to_scale",
+    "tests/integration/test_workloads.py::test_training_in_turns_has_the_losses_of_training_alone",
+    "tests/integration/test_workloads.py::test_who_overstays_is_named_and_can_be_ended",
+    "tests/integration/test_workloads.py::test_workloads_can_be_awaited",
+    # Planted faults of the scheduler, long histories of shares, each path of the claim protocol.
+    "tests/property/test_scheduler.py::test_a_planted_fault_is_caught",
+    "tests/property/test_shares.py::test_bursts_do_not_change_what_weights_say[2-8]",
+    "tests/property/test_shares.py::test_bursts_do_not_change_what_weights_say[4-",
     "tests/property/test_structured_kernels.py",
+    "tests/unit/cpu/lower/test_matrix_products.py::test_a_sum_is_rounded_once",
+    "tests/unit/cpu/scheduling/test_spinning.py::test_it_fails_and_says_what_to_do[backing_off-",
+    "tests/unit/cpu/scheduling/test_spinning.py::test_it_fails_and_says_what_to_do[later-sliced",
     "tests/unit/cpu/scheduling/test_spinning.py::test_what_ends_by_itself_is_left_alone",
+    "tests/unit/cuda/test_give_back.py::test_a_released_block_leaves_at_once",
+    "tests/unit/cuda/test_give_back.py::test_once_whatever_is_released_when",
+    "tests/unit/test_claim_protocol.py::test_what_is_given_back_is_run_once",
     "tests/unit/test_mutation.py",
 )
 """Beginnings of the ids of tests of continuous integration's tier."""
