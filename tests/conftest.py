@@ -22,16 +22,9 @@ from hypothesis import HealthCheck, settings
 _LONG_PROGRAMS = (
     *("bitonic_sort", "black_scholes", "bulk_reductions", "call_signatures", "convolution"),
     *("copy_async", "crc32", "cub_sort", "device_heap", "histogram", "int128", "leaving_loop"),
-    *(
-        "matrix_moves",
-        "memcpy_async",
-        "memory_widths",
-        "merge_path",
-        "numba_rows",
-        "placed_objects",
-    ),
-    *("print_all", "radix_pass", "reductions_parted", "sha256", "softmax", "standard_library"),
-    *("struct_local_copy", "waiting_signatures", "welford"),
+    *("matrix_moves", "memcpy_async", "memory_widths", "merge_path", "numba_rows"),
+    *("placed_objects", "print_all", "radix_pass", "reductions_parted", "sha256", "softmax"),
+    *("standard_library", "struct_local_copy", "waiting_signatures", "welford"),
 )
 
 # Products of matrices, each shape much like the others; what is left runs for every change.
