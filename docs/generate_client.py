@@ -54,6 +54,7 @@ _BLOCKING = (
     gc.SubmitOptions,
     gc.Job,
     gc.Stream,
+    gc.Lane,
 )
 _AWAITED = (
     gc.aconnect,
@@ -64,6 +65,7 @@ _AWAITED = (
     gc.AsyncSymbol,
     gc.AsyncArray,
     gc.AsyncJob,
+    gc.AsyncLane,
 )
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UnknownName,
     )
     from gpud.units import Share
+    from gpud_client.aio.lanes import AsyncLane
     from gpud_client.aio.session import (
         AsyncArray,
         AsyncJob,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from gpud_client.devices import Device
     from gpud_client.launch.jobs import Job
     from gpud_client.launch.kernels import Launch, Parameter
+    from gpud_client.launch.lanes import Lane
     from gpud_client.launch.streams import Stream
     from gpud_client.launch.submit_options import SubmitOptions
     from gpud_client.local_daemon import alocal, local
@@ -69,6 +71,7 @@ _HOMES = {
         "MissingDependency", "OutOfMemory", "UnknownName",
     ),
     "gpud.units": ("Share",),
+    "gpud_client.aio.lanes": ("AsyncLane",),
     "gpud_client.aio.session": (
         "AsyncArray", "AsyncJob", "AsyncKernel", "AsyncModule", "AsyncSession", "AsyncSymbol",
         "AsyncTurn", "AsyncWorkload",
@@ -77,6 +80,7 @@ _HOMES = {
     "gpud_client.devices": ("Device",),
     "gpud_client.launch.jobs": ("Job",),
     "gpud_client.launch.kernels": ("Launch", "Parameter"),
+    "gpud_client.launch.lanes": ("Lane",),
     "gpud_client.local_daemon": ("alocal", "local"),
     "gpud_client.launch.streams": ("Stream",),
     "gpud_client.launch.submit_options": ("SubmitOptions",),
@@ -92,6 +96,7 @@ __all__ = [
     "AsyncArray",
     "AsyncJob",
     "AsyncKernel",
+    "AsyncLane",
     "AsyncModule",
     "AsyncSession",
     "AsyncSymbol",
@@ -114,6 +119,7 @@ __all__ = [
     "KernelNotFound",
     "KernelRejected",
     "KernelTrap",
+    "Lane",
     "Launch",
     "LaunchConfigError",
     "LimitExceeded",

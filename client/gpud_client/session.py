@@ -23,7 +23,7 @@ from gpud_client.devices import Device
 from gpud_client.launch.dimensions import Dim
 from gpud_client.launch.jobs import Job
 from gpud_client.launch.kernels import KernelBase
-from gpud_client.launch.lane_submission import launch_in_lane, open_lane
+from gpud_client.launch.lane_submission import lane_terms, launch_in_lane
 from gpud_client.launch.lanes import Lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.streams import Stream
@@ -138,9 +138,9 @@ def _submit(
 ) -> Job:
     if stream.__class__ is Lane and not options:
         # The lane's own way, without the steps of an operation: they take longer than all else.
-        job: Job | None = launch_in_lane(stream, kernel, grid, block, args, shared)
+        job: Any = launch_in_lane(stream, kernel, grid, block, args, shared)
         if job is not None:
-            return job
+            return job  # type: ignore[no-any-return]
     if stream is not None:
         options["stream"] = stream
     return _submit_anyhow(kernel, grid, block, args, shared=shared, **options)  # type: ignore[no-any-return]
@@ -243,7 +243,9 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
             InvalidArgument: The device has no lanes.
             ValueError: Both shares are given, or one is none.
         """
-        return self._channel.run(open_lane(self, reservation, quota, weight, device))
+        lane = Lane(self, *lane_terms(self, reservation, quota, weight, device))
+        self._channel.run(lane._open())
+        return lane
 
     def __enter__(self) -> Self:
         return self

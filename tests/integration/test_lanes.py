@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import gc as gc_module
 import os
@@ -284,15 +283,6 @@ def test_options_that_a_lane_does_not_have_are_refused(
     out = gpu.zeros(1, np.uint32)
     with pytest.raises(ValueError, match="lane"):
         kernel(gpu, "add").submit(1, 1, (out,), stream=lane, **options)  # type: ignore[arg-type]
-
-
-async def test_the_asyncio_client_says_what_to_do_instead(gpu: gc.Session, lane: Lane) -> None:
-    async with gc.aconnect(gpu.path) as other:
-        with pytest.raises(gc.InvalidArgument, match="wrap_future"):
-            await other.lane(reservation=1)
-    out = gpu.zeros(1, np.uint32)
-    await asyncio.wrap_future(kernel(gpu, "add").submit(1, 1, (out,), stream=lane))
-    assert out.get()[0] == 1
 
 
 def test_a_closed_lane_gives_its_share_back(gpu: gc.Session) -> None:

@@ -112,12 +112,22 @@ class AsyncChannel:
         while len(self._unsent) > _HIGH_BYTES:
             yield _WaitWritable
 
+    def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
+        """Send `gpud.wire.messages.OpenLane`; the lane is told when it is open, or cannot be."""
+        self.check()
+        self._send(self.core.open_lane(lane, terms))
+
     async def wait(self, target: Any) -> None:
         """Wait until a request or a job is settled. May be cancelled."""
         if target._settled:
             return
         self.check()
         future, wake_it = self._new_future()
+        lane = getattr(target, "_lane", None)
+        if lane is not None:
+            lane._watch(target._last, lambda: self.call_from_thread(wake_it))
+            await future
+            return
         target._waiting.append(wake_it)
         try:
             await future
@@ -153,6 +163,11 @@ class AsyncChannel:
     def call_soon(self, fn: Callable[[Any], object], job: Any) -> None:
         """Have the event loop call ``fn(job)``; exceptions go to the loop's handler."""
         self._loop.call_soon(fn, job)
+
+    def call_from_thread(self, fn: Callable[..., object], *args: object) -> None:
+        """Have the event loop call ``fn(*args)``, unless it has ended; from any thread."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(fn, *args)
 
     def close(self) -> None:
         """End the session; jobs that have not ended are cancelled. May be called twice."""

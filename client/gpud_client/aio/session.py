@@ -16,22 +16,26 @@ import asyncio
 import os
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
-from gpud.errors import InvalidArgument
 from gpud.units import Share
 from gpud.wire.socket_path import socket_path
 from gpud_client.aio.channel import AsyncChannel
 from gpud_client.aio.jobs import AsyncJob
+from gpud_client.aio.lanes import AsyncLane
 from gpud_client.arrays import ArrayBase
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.faces import Awaited
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
+from gpud_client.launch.dimensions import Dim
 from gpud_client.launch.kernels import KernelBase
+from gpud_client.launch.lane_submission import lane_terms, launch_in_lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
+from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 from gpud_client.workloads.faces import AwaitedTurn, AwaitedWorkload
@@ -61,6 +65,32 @@ class AsyncSymbol(SymbolBase, Awaited):
 
 class AsyncKernel(KernelBase["AsyncModule", AsyncJob], Awaited):
     """A kernel, compiled and rewritten; see `Kernel`."""
+
+
+_submit_anyhow = AsyncKernel.submit
+
+
+@wraps(_submit_anyhow)
+async def _submit(
+    kernel: AsyncKernel,
+    grid: Dim,
+    block: Dim,
+    args: Sequence[Any] = (),
+    *,
+    shared: int = 0,
+    stream: Stream | None = None,
+    **options: Any,
+) -> AsyncJob:
+    if stream.__class__ is AsyncLane and not options:
+        job: Any = launch_in_lane(stream, kernel, grid, block, args, shared)
+        if job is not None:
+            return job  # type: ignore[no-any-return]
+    if stream is not None:
+        options["stream"] = stream
+    return await _submit_anyhow(kernel, grid, block, args, shared=shared, **options)  # type: ignore[no-any-return]
+
+
+AsyncKernel.submit = _submit  # type: ignore[method-assign, assignment]
 
 
 class AsyncModule(ModuleBase[AsyncKernel, AsyncSymbol], Awaited):
@@ -96,23 +126,16 @@ class AsyncSession(
         self._channel = AsyncChannel(sock, self._core, path)
         self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, self._channel.abandon)
 
-    async def lane(
+    def lane(
         self,
         *,
         reservation: Share | None = None,
         quota: Share | None = None,
         weight: int = 1,
         device: Device | int | None = None,
-    ) -> NoReturn:
-        """Say what to do instead: lanes are for the blocking client so far. See `Session.lane`.
-
-        Raises:
-            InvalidArgument: Always.
-        """
-        raise InvalidArgument(
-            "the asyncio client has no lanes yet: open one with gc.connect(...).lane(...), whose "
-            "jobs asyncio.wrap_future awaits, or submit to a stream of gpu.stream()"
-        )
+    ) -> AsyncLane:
+        """Make a lane, to be opened with ``await`` or ``async with``. See `Session.lane`."""
+        return AsyncLane(self, *lane_terms(self, reservation, quota, weight, device))
 
     async def __aenter__(self) -> Self:
         return self

@@ -113,7 +113,7 @@ class Channel:
         return ()
 
     def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
-        """Send `gpud.wire.messages.OpenLane`; the lane is settled when it is open, or cannot be."""
+        """Send `gpud.wire.messages.OpenLane`; the lane is told when it is open, or cannot be."""
         with self._sending:
             self._begin()
             self._unsent += self.core.open_lane(lane, terms)
@@ -129,7 +129,7 @@ class Channel:
             return True
         lane = getattr(target, "_lane", None)
         if lane is not None:
-            return bool(lane.wait(target._last, timeout_s))
+            return bool(lane._wait(target._last, timeout_s))
         if self._unsent:
             with self._sending:
                 self._push()

@@ -24,6 +24,7 @@ __all__ = [
     "PendingJobs",
     "PendingLane",
     "Request",
+    "Signal",
     "Step",
     "wake",
 ]
@@ -82,6 +83,21 @@ class Request:
         return self.value
 
 
+class Signal:
+    """Something that happens once, to be waited for like a request; see `Request`."""
+
+    __slots__ = ("_settled", "_waiting")
+
+    def __init__(self) -> None:
+        self._settled = False
+        self._waiting: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        """Wake what waits: it has happened."""
+        self._settled = True
+        wake(self._waiting)
+
+
 class Notification(NamedTuple):
     """A message that has no answer."""
 
@@ -130,11 +146,11 @@ class PendingJob(Protocol):
 
 
 class PendingLane(Protocol):
-    """What this package uses of a lane; see `gpud_client.launch.lanes`."""
+    """What this package uses of a lane; see `gpud_client.launch.lane_base`."""
 
     _number: int
 
-    def _open(self, message: LaneOpened, descriptor: int) -> None: ...
+    def _map_ring(self, message: LaneOpened, descriptor: int) -> None: ...
 
     def _launch_ended(self, message: LaunchEnded) -> None: ...
 
@@ -171,7 +187,7 @@ class PendingJobs:
         return [job for number in self.numbers if (job := jobs.get(number)) is not None]
 
 
-Step = Request | Notification | list[PendingJob]
+Step = Request | Notification | Sequence[Any]
 Operation = Generator[Step, Any, T]
 
 

@@ -276,7 +276,7 @@ class ProtocolState:
             descriptor = self._descriptors.popleft() if self._descriptors else None
             lane = self.lanes.get(message.number)
             if lane is not None and descriptor is not None:
-                lane._open(message, descriptor)
+                lane._map_ring(message, descriptor)
         elif kind is Began:
             job = self.jobs.get(message.number)
             if job is not None:

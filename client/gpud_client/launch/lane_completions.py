@@ -17,27 +17,31 @@ import mmap
 import struct
 import threading
 import time
+from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from gpud.wire import lane_ring as ring
 from gpud.wire.messages import LaunchEnded
-from gpud_client.launch.lane_futex import Futex
+from gpud_client.launch.lane_futex import ALL, Futex
 from gpud_client.launch.streams import Stream
 
-LaneJob = Any  # `gpud_client.launch.lane_jobs.LaneJob`, which is above this
+LaneJob = Any  # `gpud_client.launch.lane_job_base.LaneJobBase`, which is above this
 
 __all__ = ["BATCH", "Batch", "LaneCompletions", "Point"]
 
 BATCH = ring.SLOTS // 4
 
 _LOOK_S = 0.1  # how long a thread sleeps before it looks whether the lane has ended
+_LINGER_S = 1.0  # how long the watcher stays when nothing is to be watched
 _COMPLETED = ring.COMPLETED // 4
 _WAITING, _WANTED = ring.WAITING // 4, ring.WANTED // 4
 _MASK = 0xFFFFFFFF
 _COMPLETION = struct.Struct("<IIQQQ")
 _NONE = -1
 _FEW_USERS = 64
+_ORDER = count()
 
 
 class Batch:
@@ -97,9 +101,10 @@ class LaneCompletions(Stream):
         self._unusual: list[LaneJob] = []  # with a message about one of their launches
         self._users: dict[Any, int] = {}  # allocations, by the last launch that uses each
         self._waiters: list[int] = []
-        self._starting = threading.Lock()  # of the two below
+        self._starting = threading.Condition(threading.Lock())  # of the two below
         self._watcher: threading.Thread | None = None
-        self._watched: list[tuple[int, int, LaneJob]] = []  # a heap
+        # Launches that are waited for, and what is to be called: a heap.
+        self._watched: list[tuple[int, int, Callable[[], object]]] = []
 
     def _latest(self) -> Point | None:
         """Return the latest launch, unless it is seen."""
@@ -178,27 +183,37 @@ class LaneCompletions(Stream):
         job._complete(told, times)
         return True
 
-    def wait(self, number: int, timeout_s: float | None) -> bool:
+    def _wait(self, number: int, timeout_s: float | None) -> bool:
         """Wait until launch ``number`` is seen; returns whether it is."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
+        left = _LOOK_S
         while True:
+            if end is not None:
+                left = min(_LOOK_S, end - time.monotonic())
+            if self._pause(number, left):
+                return True
+            if left <= 0:
+                return False
+
+    def _pause(self, number: int, timeout_s: float) -> bool:
+        """Sleep until launch ``number`` may be seen, or for a time; returns whether it was seen."""
+        with self._lock:
+            if not self._finished and number >= self._seen:
+                self._harvest()
+            if self._finished or number < self._seen:
+                return True
+            if timeout_s <= 0:
+                return False
+            if self._completed() > number:  # the message about it is on its way
+                self._arrived.wait(timeout_s)
+                return False
+            self._waiters.append(number)
+        try:
+            self._sleep(number, timeout_s)
+        finally:
             with self._lock:
-                if not self._finished and number >= self._seen:
-                    self._harvest()
-                if self._finished or number < self._seen:
-                    return True
-                left = _LOOK_S if end is None else min(_LOOK_S, end - time.monotonic())
-                if left <= 0:
-                    return False
-                if self._completed() > number:  # the message about it is on its way
-                    self._arrived.wait(left)
-                    continue
-                self._waiters.append(number)
-            try:
-                self._sleep(number, left)
-            finally:
-                with self._lock:
-                    self._waiters.remove(number)
+                self._waiters.remove(number)
+        return False
 
     def _sleep(self, number: int, timeout_s: float) -> None:
         """Sleep until a launch has ended, or for a time."""
@@ -216,41 +231,48 @@ class LaneCompletions(Stream):
             return
         self._ends.sleep(now, timeout_s)
 
-    def _watch(self, job: LaneJob) -> None:
-        """Have a thread settle a job when it ends, for those who do not ask.
+    def _watch(self, number: int, call: Callable[[], object]) -> None:
+        """Have a thread call something once launch ``number`` is seen.
 
         Whoever calls this may hold the condition of a future, which a thread with the lane's lock
         needs to settle it. So this does not wait for that lock.
         """
         with self._starting:
-            heappush(self._watched, (job._last, id(job), job))
+            sleeps = bool(self._watched) and number < self._watched[0][0]  # for a later launch
+            heappush(self._watched, (number, next(_ORDER), call))
             if self._watcher is None:
                 self._watcher = threading.Thread(
                     target=self._run_watcher, name="gpud_client lane", daemon=True
                 )
                 self._watcher.start()
+            else:
+                self._starting.notify_all()
+        if sleeps:
+            self._ends.wake(ALL)
 
     def _settle_watched(self) -> None:
-        due: list[LaneJob] = []
+        """Call what is to be called; with the lock."""
+        due: list[Callable[[], object]] = []
         with self._starting:
             while self._watched and (self._finished or self._watched[0][0] < self._seen):
                 due.append(heappop(self._watched)[2])
-        for job in due:
-            self._settle_job(job)
+        for call in due:
+            call()
 
     def _run_watcher(self) -> None:
         while True:
             with self._lock:
-                if self._finished:
-                    self._settle_watched()
-                else:
+                if not self._finished:
                     self._harvest()
+                self._settle_watched()
             with self._starting:
+                if not self._watched and not self._finished:
+                    self._starting.wait(_LINGER_S)
                 if not self._watched:
                     self._watcher = None
                     return
                 number = self._watched[0][0]
-            self.wait(number, 1.0)
+            self._pause(number, _LOOK_S)
 
 
 def _place(number: int) -> int:

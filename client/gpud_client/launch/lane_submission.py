@@ -13,13 +13,13 @@ from gpud_client.connection.pending import Operation, Request
 from gpud_client.devices import Device
 from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3
 from gpud_client.launch.kernels import KernelBase, Launch
+from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_futex import check_machine
-from gpud_client.launch.lane_jobs import LaneJob
-from gpud_client.launch.lanes import Lane
+from gpud_client.launch.lane_job_base import LaneJobBase
 from gpud_client.launch.shares import admissible
 from gpud_client.launch.submit_options import SubmitOptions
 
-__all__ = ["launch_in_lane", "open_lane", "submit_in_lane"]
+__all__ = ["lane_terms", "launch_in_lane", "submit_in_lane"]
 
 _UNIT = 32  # slices of an SM, of a lane
 _MOST_WEIGHT = 1000
@@ -27,8 +27,8 @@ _RECORD = "<6I8x"
 
 
 def submit_in_lane(
-    session: Any, launches: Sequence[Launch], lane: Lane, options: SubmitOptions
-) -> Operation[LaneJob]:
+    session: Any, launches: Sequence[Launch], lane: LaneBase, options: SubmitOptions
+) -> Operation[LaneJobBase]:
     """Write launches into a lane's ring as one job; waits while the ring is full.
 
     Raises:
@@ -60,14 +60,14 @@ def submit_in_lane(
     what = launches[0].kernel._name
     if len(launches) > 1:
         what = f"{len(launches)} kernels from {what} on"
-    job = LaneJob(lane, what, sum(launch._total for launch in launches))
-    lane._write(job, records, allocations)
+    job: LaneJobBase = lane._job_class(lane, what, sum(launch._total for launch in launches))
+    yield from lane._write(job, records, allocations)
     return job
 
 
 def launch_in_lane(
-    lane: Lane, kernel: KernelBase[Any, Any], grid: Dim, block: Dim, args: Any, shared: int
-) -> LaneJob | None:
+    lane: LaneBase, kernel: KernelBase[Any, Any], grid: Dim, block: Dim, args: Any, shared: int
+) -> LaneJobBase | None:
     """Write a launch into a lane's ring; None if it is one for `submit_in_lane`.
 
     The shortest way for what is usual: a kernel, block and size of shared memory that were used in
@@ -93,9 +93,8 @@ def launch_in_lane(
         if array._session is not session or array._device is not device or allocation is None:
             return None
         allocations.append(allocation)
-    job = LaneJob(lane, kernel._name, total)
-    lane._launch(job, site, dims, values, allocations)
-    return job
+    job: LaneJobBase = lane._job_class(lane, kernel._name, total)
+    return job if lane._launch(job, site, dims, values, allocations) else None
 
 
 class _Site(NamedTuple):
@@ -106,7 +105,7 @@ class _Site(NamedTuple):
     record: struct.Struct | None
 
 
-def _prepare(lane: Lane, launch: Launch) -> Operation[_Site]:
+def _prepare(lane: LaneBase, launch: Launch) -> Operation[_Site]:
     """Have the device make a launch site, and keep it."""
     kernel = launch.kernel
     packed = yield from kernel._pack(launch, lane.device)
@@ -125,7 +124,7 @@ def _prepare(lane: Lane, launch: Launch) -> Operation[_Site]:
     return site
 
 
-def _check_options(session: Any, lane: Lane, options: SubmitOptions) -> None:
+def _check_options(session: Any, lane: LaneBase, options: SubmitOptions) -> None:
     if lane._session is not session:
         raise ValueError(f"{lane!r} is of another session")
     if options["reservation"] is not None or options["quota"] is not None:
@@ -142,27 +141,21 @@ def _check_options(session: Any, lane: Lane, options: SubmitOptions) -> None:
         raise ValueError(f"{lane!r} is on {lane.device.name}")
 
 
-def open_lane(
+def lane_terms(
     session: Any,
     reservation: Share | None,
     quota: Share | None,
     weight: int,
     device: Device | int | None,
-) -> Operation[Lane]:
-    """Open a lane; see `Session.lane`."""
+) -> tuple[Device, tuple[Any, ...]]:
+    """Check the options of a lane; returns its device, and the terms for the daemon.
+
+    Raises:
+        GpudError, TypeError, ValueError: see `Session.lane`.
+    """
     check_machine()
     if type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT:
         raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
     on = session._on(device)
     amounts = admissible(reservation, quota, _UNIT, on)
-    lane = Lane(session, on, 0)
-    session._channel.opening_lane(lane, (on.index, *amounts, weight))
-    try:
-        yield [lane]  # type: ignore[list-item]
-    except BaseException:
-        lane.close(wait=False)
-        raise
-    if not lane._opened:
-        assert lane._error is not None
-        raise lane._error
-    return lane
+    return on, (on.index, *amounts, weight)

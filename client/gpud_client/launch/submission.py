@@ -11,9 +11,9 @@ import numpy as np
 from gpud_client.connection.pending import KeptJob, Operation
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.kernels import Launch
-from gpud_client.launch.lane_jobs import LaneJob
+from gpud_client.launch.lane_base import LaneBase
+from gpud_client.launch.lane_job_base import LaneJobBase
 from gpud_client.launch.lane_submission import submit_in_lane
-from gpud_client.launch.lanes import Lane
 from gpud_client.launch.sequences import pack_sequence
 from gpud_client.launch.shares import admissible, check_whole
 from gpud_client.launch.streams import Stream
@@ -33,7 +33,7 @@ def submit_launches(
 ) -> Operation[Any]:
     """Submit launches as one job of a session, and return the job."""
     lane = options["stream"]
-    if isinstance(lane, Lane):
+    if isinstance(lane, LaneBase):
         return (yield from submit_in_lane(session, launches, lane, options))
     sequence = yield from pack_sequence(session, launches, options["device"])
     on = sequence.device
@@ -56,9 +56,9 @@ def submit_launches(
     if after:
         after = listed("after is a list of jobs", after)
         yield [
-            job for job in after if isinstance(job, LaneJob)
+            job for job in after if isinstance(job, LaneJobBase)
         ]  # of which the daemon knows nothing
-        after = [job for job in after if not isinstance(job, LaneJob)]
+        after = [job for job in after if not isinstance(job, LaneJobBase)]
     follow = _after(session, after) if after else ()
     deadline_ns = None if deadline is None else as_ns("deadline", deadline)
     timeout_ns = None if timeout is None else as_ns("timeout", timeout)
