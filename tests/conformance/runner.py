@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
+from gpud.compiler.kernel_names import plain_names
 from gpud.compiler.pipeline import Program, compile_program
+from gpud.compiler.ptx.parser import parse
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.nvrtc import compile_cuda, nvrtc_version
 from gpud.device.interface import Device, LaunchSpec
@@ -68,7 +70,10 @@ def source_of(name: str) -> Source:
     compiled = compile_cuda(
         case.program, arch=case.arch, options=case.options, name_expressions=expressions
     )
-    return Source(compiled.ptx, compiled.lowered_names.get(case.entry, case.entry))
+    if f".entry {case.entry}(" in compiled.ptx:
+        return Source(compiled.ptx, case.entry)
+    names = plain_names(parse(compiled.ptx).entries()) | compiled.lowered_names
+    return Source(compiled.ptx, names[case.entry])
 
 
 @functools.cache

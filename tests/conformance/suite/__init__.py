@@ -38,6 +38,7 @@ from . import (
     memory,
     memory_opcodes,
     module_state,
+    names,
     parameters,
     predicates,
     rejected,
@@ -106,6 +107,7 @@ _MODULES = (
     headers,
     cooperative_grids,
     rejected,
+    names,
 )
 
 CASES: tuple[Case, ...] = tuple(one for module in _MODULES for one in module.CASES)
