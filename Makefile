@@ -74,8 +74,10 @@ $(RAY_STAMP): $(STAMP) $(RAY)/pyproject.toml $(RAY)/constraints.txt
 	@echo "installing gpud-ray and Ray into $(RAY_VENV)"
 	@rm -rf $(RAY_VENV)
 	@$(BIN)/python -m venv --without-pip $(RAY_VENV)
-	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
-		> "$$($(RAY_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/gpud-environment.pth"
+	@own=$$($(RAY_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])') \
+		&& theirs=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') \
+		&& echo "import site; site.addsitedir('$$theirs')" > "$$own/gpud-environment.pth" \
+		&& ln -s "$$theirs/nvidia" "$$own/nvidia" # NVRTC is looked for in the environment's own folder
 	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --constraint $(RAY)/constraints.txt --no-build-isolation --editable $(RAY)
 	@touch $(RAY_STAMP)

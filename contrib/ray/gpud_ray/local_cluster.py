@@ -1,0 +1,132 @@
+"""Several nodes on one machine, each with a gpud of its own: for tests, benchmarks and trying out.
+
+Each node is a raylet, which Ray treats as a machine. They share this machine's processors.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from gpud_ray.actors import find_agent, find_head, make_agent, make_head
+from gpud_ray.client import status
+from gpud_ray.errors import NoCluster
+from gpud_ray.node.daemon import DaemonConfig
+from gpud_ray.placement.settings import Settings
+
+__all__ = ["LocalCluster", "local_cluster"]
+
+_STORE_BYTES = 96 << 20
+_POLL_S = 0.05
+_START_S = 90.0
+_OPTIONS = {"drain_timeout": "1 s", "memory": "256 MiB"}
+
+
+class LocalCluster:
+    """Nodes on this machine; the first has no GPU, only Ray's own processes and this program."""
+
+    def __init__(self, settings: Settings, options: dict[str, Any] | None = None) -> None:
+        self.settings = settings
+        self._options = {**_OPTIONS, **(options or {})}
+        self._raylets: dict[str, Any] = {}
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False,
+            },
+        )  # fmt: skip
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
+        self.home: str = ray.get_runtime_context().get_node_id()
+        make_head(settings, self.home)
+
+    def add(self, devices: str | Sequence[str] = "cpu:1", *, socket: str | None = None) -> str:
+        """Add a node with these devices, or with the gpud at a socket; return Ray's id of it."""
+        private = () if socket else (devices,) if isinstance(devices, str) else tuple(devices)
+        sms = sum(int(one.partition(":")[2] or 1) for one in private) or 1
+        raylet = self.cluster.add_node(
+            num_cpus=1,
+            object_store_memory=_STORE_BYTES,
+            resources={"gpud_sms": sms, "gpud_memory": (256 << 20) * max(len(private), 1)},
+        )
+        node: str = raylet.node_id
+        self._raylets[node] = raylet
+        make_agent(node, DaemonConfig(socket, private, self._options), self.settings)
+        return node
+
+    def wait_ready(self, nodes: int | None = None) -> None:
+        """Wait until so many nodes (None: all that were added) report GPUs.
+
+        Raises:
+            NoCluster: they did not within 90 s.
+        """
+        wanted = len(self._raylets) if nodes is None else nodes
+        end = time.monotonic() + _START_S
+        ready: list[str] = []
+        while time.monotonic() < end:
+            with suppress(ray.exceptions.RayError, NoCluster):
+                ready = [row["node"] for row in status()["nodes"] if row["state"] == "ready"]
+                if len(ready) >= wanted:
+                    return
+            time.sleep(_POLL_S)
+        raise NoCluster(f"of {wanted} nodes, {len(ready)} were ready within {_START_S:g} s")
+
+    def agent(self, node: str) -> dict[str, Any]:
+        """Return what a node's agent says of itself."""
+        told: dict[str, Any] = ray.get(find_agent(node).status.remote(), timeout=30)
+        return told
+
+    def kill_node(self, node: str) -> None:
+        """End a node at once, as if its machine had lost power."""
+        self.cluster.remove_node(self._raylets.pop(node), allow_graceful=False)
+
+    def kill_agent(self, node: str) -> None:
+        """End a node's agent; Ray starts it again."""
+        ray.kill(find_agent(node), no_restart=False)
+
+    def kill_head(self, *, for_good: bool = False) -> None:
+        """End the head; Ray starts it again, or not if it is for good."""
+        ray.kill(find_head(), no_restart=for_good)
+
+    def kill_gpud(self, node: str) -> None:
+        """End a node's gpud, whose agent starts it again if it is a private one."""
+        pid = self.agent(node)["gpud_pid"]
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End everything that was started."""
+        agents = []
+        for node in self._raylets:
+            with suppress(NoCluster):
+                agents.append(find_agent(node))
+        with suppress(ray.exceptions.RayError):
+            if agents:
+                ended = [one.close.remote() for one in agents]
+                ray.wait(ended, num_returns=len(ended), timeout=10)
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@contextmanager
+def local_cluster(
+    *nodes: str | Sequence[str],
+    settings: Settings | None = None,
+    options: dict[str, Any] | None = None,
+) -> Iterator[LocalCluster]:
+    """Start nodes with these devices on this machine, and end them with the block."""
+    cluster = LocalCluster(settings or Settings(), options)
+    try:
+        for devices in nodes:
+            cluster.add(devices)
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.end()

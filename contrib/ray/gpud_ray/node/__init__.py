@@ -1,0 +1,1 @@
+"""What runs on each node: an agent in front of the node's gpud."""

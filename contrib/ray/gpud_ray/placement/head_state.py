@@ -1,0 +1,388 @@
+"""The head's decisions: which node an item goes to, when a node is lost, what waits and why.
+
+Problem: the head knows nodes only by heartbeats, which are late, may be overtaken by others, or
+stay away. Items come faster than heartbeats, and the head itself may die and come back knowing
+nothing.
+
+Approach: a state machine without clock and I/O; each event carries the time. `HeadState.beat`
+keeps the latest heartbeat of each node, `ask` places an item or lets it wait, `tick` finds the
+nodes that are stale or lost. Each returns the decisions that follow, for items that waited too.
+
+* An item goes to the node with the highest F (`gpud_ray.placement.idle_rate`) among those with
+  room: a GPU with the memory that the item needs, and fewer than `Settings.in_flight_per_gpu`
+  items for each GPU. If there is none it waits here, where it can still go anywhere.
+* Items placed on a node since its last heartbeat are in none of that heartbeat's figures. Their
+  number divides what was idle, and their memory is taken off what was free. A heartbeat names the
+  items that had arrived when it was made, and those that have ended, so both are known exactly.
+* A tie (equal F) goes to the node with the fewest items in flight for its peak, then to the one
+  where the item's data is (the asker's), then to the one that has waited longest.
+* A heartbeat with a number not over the last one's, of the same life of the node's agent, was
+  overtaken by that one: it is dropped.
+* After a restart, heartbeats bring everything back: a node that is told of a new head sends all
+  items that it has. A node that was called lost and beats again is a node like any other.
+
+Properties (each has a test):
+    * an item is at no more than one node that is not lost;
+    * asking again for an item that is placed gives the same node, for as long as that node lives;
+    * no GPU is given items that need more memory than it has free;
+    * with equal events the decisions are equal;
+    * an item that waits is placed, refused, or forgotten: it is never kept beyond its time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpud_ray.placement.gpu_reading import GPUReading
+from gpud_ray.placement.idle_rate import gpu_idle_rate, node_idle_rate
+from gpud_ray.placement.settings import Settings
+
+__all__ = ["Ask", "Beat", "Decision", "HeadState", "NodeLost", "Placed", "Refused"]
+
+# An item that has not arrived after so many times `Settings.lost_s` is not on its way any more: who
+# forwarded it has ended.
+_ARRIVES = 10
+_MOST_LOST = 100  # of the latest nodes that were lost
+_EQUAL = 1e-9  # two rates that differ by less, relatively, are a tie
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat.
+
+    Attributes:
+        node: The node's name, which is Ray's id of it.
+        life: Which life of the node's agent this is; a later one is higher.
+        number: Of the heartbeat in that life, from 1.
+        gpus: The node's GPUs; none while its gpud does not answer.
+        arrived: Items that the node has taken since the last heartbeat that was answered.
+        ended: Items that have ended there since then.
+        holds: All items that it has, if the head has asked for them; else None.
+        address: For people: host and socket of the node's gpud.
+    """
+
+    node: str
+    life: int
+    number: int
+    gpus: tuple[GPUReading, ...]
+    arrived: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    holds: tuple[tuple[str, int], ...] | None = None
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question for a node.
+
+    Attributes:
+        item: The item's id.
+        asker: The node at which it was submitted.
+        memory_bytes: What its arrays take together.
+        not_on: Nodes that have failed it: others are preferred.
+        only_on: The one node that may take it; empty: any.
+    """
+
+    item: str
+    asker: str
+    memory_bytes: int = 0
+    not_on: frozenset[str] = frozenset()
+    only_on: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The item goes to this node; ``again`` if the head had said so before."""
+
+    item: str
+    node: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The item cannot run; ``reason`` says why and what to do."""
+
+    item: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is lost, with these items."""
+
+    node: str
+    items: tuple[str, ...]
+    reason: str
+
+
+Decision = Placed | Refused | NodeLost
+
+
+@dataclass(slots=True)
+class Node:
+    """What the head knows of a node; ``items`` and ``unseen`` map items to bytes."""
+
+    name: str
+    beat: Beat
+    at_s: float
+    items: dict[str, int] = field(default_factory=dict)  # those that its last heartbeat knew
+    unseen: dict[str, int] = field(default_factory=dict)  # placed since
+    placed_s: dict[str, float] = field(default_factory=dict)  # when, of those
+    last_placed: int = 0
+
+    @property
+    def peak(self) -> float:
+        """The core cycles of all its GPUs together, for comparison with other nodes'."""
+        return sum(gpu.peak_core_mhz for gpu in self.beat.gpus) or 1.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many items it has."""
+        return len(self.items) + len(self.unseen)
+
+
+class HeadState:
+    """Nodes, items and what waits; see the module."""
+
+    def __init__(self, settings: Settings, now_s: float) -> None:
+        self.settings = settings
+        self._started_s = now_s
+        self.nodes: dict[str, Node] = {}
+        self.waiting: dict[str, tuple[Ask, float]] = {}  # in the order in which they came
+        self.lost: dict[str, str] = {}  # nodes and why, for those that ask about their items
+        self.counts = dict.fromkeys(
+            ("beats", "beats_overtaken", "placed", "ties", "refused", "nodes_lost"), 0
+        )
+        self._where: dict[str, str] = {}
+        self._last_life: dict[str, int] = {}
+        self._least_waiting = math.inf  # bytes: an item of as much would overtake one that waits
+
+    # -- events
+
+    def beat(self, beat: Beat, now_s: float) -> list[Decision]:
+        """Take a heartbeat; items that waited may be placed by it."""
+        self.counts["beats"] += 1
+        node = self.nodes.get(beat.node)
+        decisions: list[Decision] = []
+        if beat.life < self._last_life.get(beat.node, 0):
+            self.counts["beats_overtaken"] += 1
+            return []
+        if node is not None:
+            if beat.life > node.beat.life:
+                decisions += self.lose(beat.node, "its agent was started again")
+                node = None
+            elif beat.number <= node.beat.number:
+                self.counts["beats_overtaken"] += 1
+                return []
+        self._last_life[beat.node] = beat.life
+        if node is None:
+            node = self.nodes[beat.node] = Node(beat.node, beat, now_s)
+            self.lost.pop(beat.node, None)
+        node.beat, node.at_s = beat, now_s
+        self._account(node, beat)
+        return decisions + self._place_waiting(now_s)
+
+    def ask(self, ask: Ask, now_s: float) -> list[Decision]:
+        """Place an item, or refuse it; without a decision for it, it waits."""
+        where = self._where.get(ask.item)
+        if where is not None and where not in ask.not_on:
+            return [Placed(ask.item, where, again=True)]
+        if where is not None:
+            self._forget(ask.item)
+        behind = not ask.only_on and ask.memory_bytes >= self._least_waiting
+        decision = self._refusal(ask, now_s) if behind else self._decide(ask, now_s)
+        if decision is None:
+            self.waiting.setdefault(ask.item, (ask, now_s))
+            if not ask.only_on:
+                self._least_waiting = min(self._least_waiting, ask.memory_bytes)
+            return []
+        self.waiting.pop(ask.item, None)
+        return [decision]
+
+    def withdraw(self, item: str) -> None:
+        """Forget an item that its asker does not want any more."""
+        self.waiting.pop(item, None)
+        self._forget(item)
+
+    def lose(self, name: str, reason: str) -> list[Decision]:
+        """Take a node out; the decision names the items that it had."""
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return []
+        self.counts["nodes_lost"] += 1
+        self.lost[name] = reason
+        while len(self.lost) > _MOST_LOST:
+            del self.lost[next(iter(self.lost))]
+        items = (*node.items, *node.unseen)
+        for item in items:
+            self._where.pop(item, None)
+        return [NodeLost(name, items, reason)]
+
+    def tick(self, now_s: float) -> list[Decision]:
+        """Find nodes whose heartbeats stay away, and items that have waited too long."""
+        decisions: list[Decision] = []
+        for node in list(self.nodes.values()):
+            age = now_s - node.at_s
+            if age > self.settings.lost_s:
+                decisions += self.lose(
+                    node.name, f"{self.settings.missed_beats} heartbeats are missing ({age:.1f} s)"
+                )
+            for item, placed_s in list(node.placed_s.items()):
+                if now_s - placed_s > _ARRIVES * self.settings.lost_s:
+                    self._forget(item)
+        decisions += self._place_waiting(now_s)
+        for ask, since_s in list(self.waiting.values()):
+            if now_s - since_s > self.settings.place_wait_s:
+                del self.waiting[ask.item]
+                self.counts["refused"] += 1
+                decisions.append(Refused(ask.item, self._why_waiting(ask, now_s - since_s)))
+        return decisions
+
+    # -- what others look at
+
+    def stale(self, node: Node, now_s: float) -> bool:
+        """Return whether a node's last heartbeat is old."""
+        return now_s - node.at_s > self.settings.stale_s
+
+    def rate(self, node: Node, memory_bytes: int = 0) -> float:
+        """Return F of a node for an item that needs so much memory; 0 if no GPU has it."""
+        unseen = node.unseen if self.settings.count_unseen else {}
+        gpus = node.beat.gpus
+        share, more = divmod(len(unseen), len(gpus)) if gpus else (0, 0)
+        taken = sum(unseen.values())
+        rates = []
+        # The node gives its items to its GPUs by the same rule, so they are spread over them.
+        for index, gpu in enumerate(gpus):
+            if gpu.memory_bytes < memory_bytes:
+                continue
+            mine = share + (index < more)
+            rates.append(
+                gpu_idle_rate(
+                    gpu, self.settings.reading, unseen=mine, taken=taken // max(len(gpus), 1)
+                )
+            )
+        return node_idle_rate(rates, self.settings.reading)
+
+    def has_room(self, node: Node, memory_bytes: int) -> bool:
+        """Return whether a node may be given one item more, of so much memory."""
+        most = self.settings.in_flight_per_gpu * len(node.beat.gpus)
+        if not node.beat.gpus or (self.settings.in_flight_per_gpu and node.in_flight >= most):
+            return False
+        # In the worst case all unseen items are on the GPU that this one would need.
+        unseen = sum(node.unseen.values())
+        return any(gpu.memory_free_bytes - unseen >= memory_bytes for gpu in node.beat.gpus)
+
+    # -- steps
+
+    def _account(self, node: Node, beat: Beat) -> None:
+        if beat.holds is not None:
+            held = dict(beat.holds)
+            for item in [one for one in node.items if one not in held]:
+                self._forget(item)
+            for item, size in held.items():
+                node.unseen.pop(item, None)
+                node.items[item] = size
+                self._where[item] = node.name
+        for item in beat.arrived:
+            if item in node.unseen:
+                node.items[item] = node.unseen.pop(item)
+                node.placed_s.pop(item, None)
+        for item in beat.ended:
+            if self._where.get(item) == node.name:
+                self._forget(item)
+
+    def _forget(self, item: str) -> None:
+        node = self.nodes.get(self._where.pop(item, ""))
+        if node is not None:
+            node.items.pop(item, None)
+            node.unseen.pop(item, None)
+            node.placed_s.pop(item, None)
+
+    def _place_waiting(self, now_s: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        full: set[int] = set()  # sizes for which there was no room a moment ago
+        for ask, _ in list(self.waiting.values()):
+            general = not ask.only_on and not ask.not_on
+            if general and any(ask.memory_bytes >= size for size in full):
+                continue
+            decision = self._decide(ask, now_s)
+            if decision is not None:
+                del self.waiting[ask.item]
+                decisions.append(decision)
+            elif general:
+                full.add(ask.memory_bytes)
+        self._least_waiting = min(
+            (ask.memory_bytes for ask, _ in self.waiting.values() if not ask.only_on),
+            default=math.inf,
+        )
+        return decisions
+
+    def _refusal(self, ask: Ask, now_s: float) -> Refused | None:
+        """Refuse an item that no GPU can hold. Not while some nodes may not have reported yet."""
+        able = self._able(ask)
+        all_reported = all(node.beat.gpus for node in self.nodes.values())
+        if not able or not all_reported or now_s - self._started_s < self.settings.lost_s:
+            return None
+        largest = max(gpu.memory_bytes for node in able for gpu in node.beat.gpus)
+        if ask.memory_bytes <= largest:
+            return None
+        self.counts["refused"] += 1
+        return Refused(
+            ask.item,
+            f"it needs {ask.memory_bytes:,} bytes, and the largest GPU that may take it has "
+            f"{largest:,}; split it, or add a node with more memory",
+        )
+
+    def _able(self, ask: Ask) -> list[Node]:
+        able = [node for node in self.nodes.values() if ask.only_on in ("", node.name)]
+        # A node that failed the item may have a new gpud by now: better than none.
+        return [node for node in able if node.name not in ask.not_on] or able
+
+    def _decide(self, ask: Ask, now_s: float) -> Decision | None:
+        """Place or refuse an item; None: it has to wait."""
+        refusal = self._refusal(ask, now_s)
+        if refusal is not None:
+            return refusal
+        able = self._able(ask)
+        with_room = [node for node in able if self.has_room(node, ask.memory_bytes)]
+        fresh = [node for node in with_room if not self.stale(node, now_s)]
+        if not (chosen_from := fresh or with_room):
+            return None
+        node = self._most_idle(chosen_from, ask)
+        node.unseen[ask.item] = ask.memory_bytes
+        node.placed_s[ask.item] = now_s
+        self._where[ask.item] = node.name
+        self.counts["placed"] += 1
+        node.last_placed = self.counts["placed"]
+        return Placed(ask.item, node.name)
+
+    def _most_idle(self, nodes: Iterable[Node], ask: Ask) -> Node:
+        rated = [(self.rate(node, ask.memory_bytes), node) for node in nodes]
+        best = max(rate for rate, _ in rated)
+        equal = [node for rate, node in rated if rate >= best - _EQUAL * max(best, 1e-300)]
+        if len(equal) == 1:
+            return equal[0]
+        self.counts["ties"] += 1
+        if not self.settings.count_unseen:
+            return equal[0]
+        return min(
+            equal,
+            key=lambda node: (
+                node.in_flight / node.peak, node.name != ask.asker, node.last_placed
+            ),
+        )  # fmt: skip
+
+    def _why_waiting(self, ask: Ask, waited_s: float) -> str:
+        if not self.nodes:
+            return f"no node has reported within {waited_s:.0f} s; see gpud-ray status"
+        if ask.only_on and ask.only_on not in self.nodes:
+            return f"node {ask.only_on} has not reported within {waited_s:.0f} s"
+        if not any(node.beat.gpus for node in self.nodes.values()):
+            return f"no node's gpud has answered for {waited_s:.0f} s; see gpud-ray status"
+        return (
+            f"no node had room for it within {waited_s:.0f} s ({ask.memory_bytes:,} bytes); wait "
+            "longer with setting place_wait_s, or add a node"
+        )
