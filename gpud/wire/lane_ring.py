@@ -4,7 +4,8 @@ Problem: a launch must travel from a client to the device without passing an eve
 
 Approach: one memory file for each lane, created and sealed by the daemon. The client writes launch
 records in it and the device completions; each counts what it has written in a word that only it
-writes. A side with nothing to do sleeps on the other's word, as a futex.
+writes. No word has two writers: what one side clears, the other could have just set. A side with
+nothing to do sleeps on the other's word, as a futex.
 
 Little-endian; offsets are bytes. Words are 32 bits wide and counts wrap at 2**32:
 
@@ -17,9 +18,7 @@ offset name               writer    meaning
 132    ``begun``          device    launches that have begun, or ended without
 136    ``ended``          device    not 0: the lane has ended, and takes no more records
 192    ``listening``      device    threads that sleep on ``head`` or are about to
-256    ``waiting``        client    not 0: wake those who sleep on ``completed``; the device sets it
-                                    to 0 when it does
-260    ``wanted``         client    the value of ``completed`` that they wait for
+256    ``wanted``         client    the value of ``completed`` at which to wake who sleeps on it
 4096                      client    `SLOTS` slots of `SLOT_BYTES` bytes
 135168                    device    `SLOTS` completions of `COMPLETION_BYTES` bytes
 ====== ================== ========= ================================================================
@@ -77,7 +76,6 @@ __all__ = [
     "SLOTS_AT",
     "SLOT_BYTES",
     "TAIL",
-    "WAITING",
     "WANTED",
     "slots_of",
 ]
@@ -88,8 +86,7 @@ COMPLETED: Final = 128
 BEGUN: Final = 132
 ENDED: Final = 136
 LISTENING: Final = 192
-WAITING: Final = 256
-WANTED: Final = 260
+WANTED: Final = 256
 
 SLOTS: Final = 1024
 """Slots, and the most launches that have not ended; a power of two."""

@@ -15,7 +15,7 @@ from tests.unit.cpu.scheduling.lane_driver import LIMIT_S, LaneDriver
 
 RINGS = int(os.environ.get("GPUD_LANE_RINGS", "200"))
 EDGES = (0, 1, 2, 31, 127, 128, 1023, 1024, 1025, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-WORDS = (ring.HEAD, ring.TAIL, ring.COMPLETED, ring.BEGUN, ring.LISTENING, ring.WAITING)
+WORDS = (ring.HEAD, ring.TAIL, ring.COMPLETED, ring.BEGUN, ring.LISTENING, ring.WANTED)
 
 
 def scribble(lane: LaneDriver, chance: random.Random) -> None:

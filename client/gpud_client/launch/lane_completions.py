@@ -36,7 +36,7 @@ BATCH = ring.SLOTS // 4
 _LOOK_S = 0.1  # how long a thread sleeps before it looks whether the lane has ended
 _LINGER_S = 1.0  # how long the watcher stays when nothing is to be watched
 _COMPLETED = ring.COMPLETED // 4
-_WAITING, _WANTED = ring.WAITING // 4, ring.WANTED // 4
+_WANTED = ring.WANTED // 4
 _MASK = 0xFFFFFFFF
 _COMPLETION = struct.Struct("<IIQQQ")
 _NONE = -1
@@ -198,13 +198,14 @@ class LaneCompletions(Stream):
     def _pause(self, number: int, timeout_s: float) -> bool:
         """Sleep until launch ``number`` may be seen, or for a time; returns whether it was seen."""
         with self._lock:
+            completed = self._completed() > number  # by now: it may be so a moment later
             if not self._finished and number >= self._seen:
                 self._harvest()
             if self._finished or number < self._seen:
                 return True
             if timeout_s <= 0:
                 return False
-            if self._completed() > number:  # the message about it is on its way
+            if completed:  # the message about it is on its way
                 self._arrived.wait(timeout_s)
                 return False
             self._waiters.append(number)
@@ -224,7 +225,6 @@ class LaneCompletions(Stream):
                 return
             nearest = min(one for one in self._waiters if one >= count)
             words[_WANTED] = (nearest + 1) & _MASK
-            words[_WAITING] = 1
         # A full barrier, as in `_write`.
         now = words[_COMPLETED]
         if (now - number - 1) & _MASK < 1 << 31 or self._finished:

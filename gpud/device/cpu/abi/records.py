@@ -213,6 +213,7 @@ LANE, _lane_head = _fields(
     ("unreported", "i32"),
     ("skip", "i32"),
     ("site", "i32"),
+    ("woken", "i32"),
 )
 """``ring``: the memory shared with the client, see `gpud.wire.lane_ring`; ``sites``: a `LAUNCH` for
 each of ``site_count`` launch sites, complete but for the grid; ``sms``: the addresses of all
@@ -221,7 +222,8 @@ each of ``site_count`` launch sites, complete but for the grid; ``sms``: the add
 ``next_launch``: where the next is put. ``pulling``: whether a thread reads the ring. ``retire``:
 nothing more is read, and blocks leave once the present launch is over. ``error``: a `RingError`,
 and ``wrong`` what was read. ``printed``: the present launch has output, so Python reports its end:
-``unreported``. ``skip``: 1 + the number of a launch that is not to begin, 0 without one."""
+``unreported``. ``skip``: 1 + the number of a launch that is not to begin, 0 without one.
+``woken``: the value of the ring's ``wanted`` for which the client was woken last."""
 
 LANE_COPY: Final = _lane_head
 """Offset of the copy of the slot that is being checked."""

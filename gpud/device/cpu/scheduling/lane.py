@@ -15,6 +15,7 @@ Properties:
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -33,6 +34,7 @@ from gpud.wire import lane_ring as ring
 __all__ = ["CPULane", "EndedLaunch", "LaneObserver"]
 
 _LOOK_S = 0.0002  # much less than a hold
+_BARRIER = threading.Lock()
 _WRONG = {
     RingError.HEAD: "{wrong} slots are said to be written, and there are {slots}",
     RingError.NUMBER: "launch {number} was to come, not {wrong}",
@@ -226,7 +228,8 @@ class CPULane:
             if ahead < ring.SLOTS:
                 self._skips.add(number)
                 self._arm()
-                following = self._lane["number"]  # it may have begun just now
+                with _BARRIER:  # this store is seen before the next load
+                    following = self._lane["number"]  # it may have begun just now
             runs = (number + 1) & 0xFFFFFFFF == following and self._lane["current"] != NONE
         if runs and run is not None:
             run.kill()

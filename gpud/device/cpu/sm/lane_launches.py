@@ -14,7 +14,7 @@ Terms: a *user* of a `LAUNCH` is a block that may read or write it; there are `L
 them, used in turn, and one with users is not used again.
 
 Properties:
-* launches of a lane begin in the order of their numbers, each after the one before is over;
+* launches of a lane begin in the order of their numbers, each after the one before is reported;
 * whatever is in the ring, and however it changes, no memory but the ring and the lane's own records
   is accessed, and the reading of a record ends;
 * a record that breaks a rule ends its lane: ``error`` says which, and nothing more is read;
@@ -95,8 +95,9 @@ def _copy(e: Emitter, target: str, source: str, size: object, *, volatile: bool 
 def _define_report(ir: IRModule) -> None:
     """Define ``void @lane_report(ptr %lane, ptr %run, i32 %number, i32 %status)``.
 
-    It writes the completion of a launch, the latest one that was accepted, and wakes its client.
-    Also called from Python, when the lane has no blocks.
+    It writes the completion of a launch, the latest one that was accepted, and wakes its client if
+    that waits for it and was not woken for it before. Nothing that the client writes is changed: it
+    could be about to sleep again. Also called from Python, when the lane has no blocks.
     """
     e = Emitter(ir, "define void @lane_report(ptr %lane, i64 %began, i32 %number, i32 %status)")
     lane = Record(e, "%lane", LANE)
@@ -114,12 +115,11 @@ def _define_report(ir: IRModule) -> None:
     completed = offset(e, shared, ring.COMPLETED)
     store(e, "i32", following, completed, "seq_cst")
     e.do("fence seq_cst")
-    waiting = offset(e, shared, ring.WAITING)
-    with e.when(compare(e, "ne", "i32", load(e, "i32", waiting, "monotonic"), 0)):
-        wanted = load(e, "i32", offset(e, shared, ring.WANTED), "monotonic")
+    wanted = load(e, "i32", offset(e, shared, ring.WANTED), "monotonic")
+    with e.when(compare(e, "ne", "i32", wanted, lane.load("woken"))):
         ahead = e.value(f"sub i32 {following}, {wanted}")
         with e.when(compare(e, "sge", "i32", ahead, 0)):
-            e.do(f"atomicrmw xchg ptr {waiting}, i32 0 seq_cst")
+            lane.store("woken", wanted)
             e.do(
                 f"call i64 (i64, ...) @syscall(i64 {futex()}, ptr {completed}, "
                 f"i64 {FUTEX_WAKE}, i64 2147483647)"
@@ -296,7 +296,8 @@ def _define_pull(ir: IRModule) -> None:
         lane.store("tail", e.value(f"add i32 {tail}, {taken}"), "release")
         store(e, "i32", lane.load("tail"), offset(e, shared, ring.TAIL), "release")
         number = lane.load("number")
-        lane.store("number", e.value(f"add i32 {number}, 1"), "release")
+        # Who cancels a launch writes `skip` and then reads this, and here it is the other way.
+        lane.store("number", e.value(f"add i32 {number}, 1"), "seq_cst")
         lane.store("accepted_ns", e.value("call i64 @now()"))
         run.store("first_ns", 0, "monotonic")
         turn = e.value(f"and i32 {e.value(f'add i32 {at}, 1')}, {LANE_LAUNCHES - 1}")
@@ -396,17 +397,21 @@ def _end(e: Emitter, block_record: Record, run: Record, lane: Record) -> None:
     number = launch.load("number")
     over = e.alloca("i1", "over")
     e.do(f"store i1 false, ptr {over}")
-    with e.when(compare(e, "eq", "i32", launch.load("done", "acquire"), launch.load("total"))):
+    total = launch.load("total")
+    with e.when(compare(e, "eq", "i32", launch.load("done", "acquire"), total)):
         # While this block is a user the record is not used again, so only one can succeed.
-        was = e.value(f"cmpxchg ptr {lane.at('current')}, i32 {at}, i32 {NONE} seq_cst monotonic")
+        more = e.value(f"add i32 {total}, 1")
+        was = e.value(f"cmpxchg ptr {launch.at('done')}, i32 {total}, i32 {more} seq_cst monotonic")
         e.do(f"store i1 {e.value(f'extractvalue {{ i32, i1 }} {was}, 1')}, ptr {over}")
-    e.do(f"atomicrmw sub ptr {launch.at('users')}, i32 1 seq_cst")
+    # Reported while it is still current: another SM's thread would begin the next launch, which
+    # could be reported first.
     with e.when(e.value(f"load i1, ptr {over}")):
         silent, printed, reported = e.label("silent"), e.label("printed"), e.label("reported")
         e.branch(compare(e, "eq", "i32", lane.load("printed", "acquire"), 0), silent, printed)
         e.place(printed)
         lane.store("unreported", e.value(f"add i32 {number}, 1"))
         lane.store("retire", 1, "seq_cst")
+        lane.store("current", NONE, "seq_cst")
         self_ = header_of(e).load("smid")
         e.do(f"call void @ring_sms(ptr {lane.pointer}, ptr {run.pointer}, i32 {self_})")
         e.jump(reported)
@@ -416,8 +421,10 @@ def _end(e: Emitter, block_record: Record, run: Record, lane: Record) -> None:
             f"call void @lane_report(ptr {lane.pointer}, i64 {began}, i32 {number}, "
             f"i32 {ring.DONE})"
         )
+        lane.store("current", NONE, "seq_cst")
         e.jump(reported)
         e.place(reported)
+    e.do(f"atomicrmw sub ptr {launch.at('users')}, i32 1 seq_cst")
 
 
 # -- sleep -----------------------------------------------------------------------------------------
