@@ -73,6 +73,5 @@ def _entry(setting: Setting) -> Iterator[str]:
     yield f"`{setting.flag}`, `{setting.variable}`: {setting.type.describe()}{several}."
     if setting.default is not None:
         yield f" Default: `{setting.default}`."
-    if setting.live:
-        yield " Changes while the daemon runs."
+    yield " Changes while the daemon runs." if setting.live else " Changes at a restart."
     yield "\n"

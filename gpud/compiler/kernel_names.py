@@ -15,9 +15,9 @@ without their parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-__all__ = ["is_mangled", "is_plain", "plain_names"]
+__all__ = ["is_mangled", "is_plain", "plain_names", "shown_names"]
 
 _PLAIN = re.compile(r"(?!_Z)[A-Za-z_]\w*(::[A-Za-z_]\w*)*", re.ASCII)
 _LENGTH = re.compile(r"\d+")
@@ -45,6 +45,19 @@ def plain_names(entries: Collection[str]) -> dict[str, str]:
         for plain, names in sorted(named.items())
         if len(names) == 1 and plain not in entries
     }
+
+
+def shown_names(entries: Collection[str], lowered: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that people are shown, by PTX name, where there is one besides that.
+
+    Args:
+        entries: The PTX names of all kernels of a program.
+        lowered: The PTX names of the C++ name expressions that were asked for.
+    """
+    shown: dict[str, str] = {}
+    for name, entry in plain_names(entries).items():
+        shown[entry] = max(shown.get(entry, ""), name, key=len)  # with its namespaces
+    return shown | {entry: name for name, entry in lowered.items()}
 
 
 def _parts(mangled: str) -> list[str]:

@@ -42,7 +42,7 @@ from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.forms.rules import PROGRESS
-from gpud.compiler.kernel_names import is_mangled, is_plain, plain_names
+from gpud.compiler.kernel_names import is_mangled, is_plain, plain_names, shown_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
 from gpud.compiler.passes.runtime.textures import pass_textures
@@ -211,7 +211,7 @@ class Compilation:
             self.stage = "print"
             ptx = print_module(rewritten)
             self._write("print", "ptx", ptx)
-            names = {lowered: name for name, lowered in self.lowered_names.items()}
+            names = shown_names(flat.entries(), self.lowered_names)
             words = self._pointer_types(flat.entries(), names)
             kernels = {
                 name: kernel_info(
@@ -342,13 +342,10 @@ class Compilation:
                 for entry, words in found.items()
                 if len(words) == len(entries[entry].parameters)
             }
-        plain: dict[str, str] = {}
-        for name, entry in plain_names(entries).items():
-            plain[entry] = max(plain.get(entry, ""), name, key=len)
         expressions = {
-            entry: names.get(entry) or plain.get(entry) or entry
+            entry: names.get(entry, entry)
             for entry in entries
-            if entry in names or entry in plain or not is_mangled(entry)
+            if entry in names or not is_mangled(entry)
         }
         return pointer_types(
             request.source,

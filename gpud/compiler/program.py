@@ -277,7 +277,7 @@ def kernel_info(
         module: The flat module.
         entry: The kernel, a function of ``module``.
         decision: The decision on its form.
-        names: Name expressions by PTX name.
+        names: Those that people are shown, by PTX name.
         killable: Whether it gets variants with kill polls.
         points_to: The type words of its parameters, if they are known.
     """

@@ -126,30 +126,35 @@ class Config:
         "how long offline jobs stay as they are before those with more than their part give some "
         "up for those with less: longer than a short job takes, and soon enough that nobody waits "
         "for it",
+        live=True,
     )
     rebalance_limit: int = _setting(
         types.integer(1, 100),
         "5",
         "how often a second a job gives up some of its share for other offline jobs, at most; a "
         "change costs about a launch, so that 5 of them cost less than 1 %",
+        live=True,
     )
     turn_slice_ns: int = _setting(
         quantities.duration("ms", most_s=3600, least_ns=10**6),
         "100 ms",
         "how long a workload of weight 1 keeps its turn with a device's temporary memory while "
         "others wait; an iteration that has begun ends in any case",
+        live=True,
     )
     turn_linger_ns: int = _setting(
         quantities.duration("ms", most_s=60),
         "2 ms",
         "how long a workload may take from one iteration to the next before its turn ends, while "
         "others wait",
+        live=True,
     )
     turn_overstay_ns: int = _setting(
         quantities.duration("s", most_s=86_400, least_ns=10**6),
         "60 s",
         "how long an iteration may last, while others wait, before the log and gpuctl events name "
         "its workload",
+        live=True,
     )
     offline_floor: str = _setting(
         quantities.amount(), "0", "what online jobs always leave to offline ones, on each device"
@@ -178,6 +183,7 @@ class Config:
         "0 ms",
         "how long the share of an ended online job is kept for other online jobs, so that a burst "
         "of them does not resize the offline ones for each",
+        live=True,
     )
     lane_hold_ns: int = _setting(
         quantities.duration("ms", most_s=60, least_ns=100_000),
@@ -190,6 +196,7 @@ class Config:
         "2 s",
         "how long the blocks of a job that is being ended may take to leave, before they are "
         "killed, or, where that is not possible, the device host is replaced",
+        live=True,
     )
     host_timeout_ns: int = _setting(
         quantities.duration("s", most_s=3600, least_ns=10**8),
@@ -251,7 +258,7 @@ class Config:
         live=True,
     )
     max_jobs_per_session: int = _setting(
-        types.integer(1, 1_000_000), "10000", "jobs of one session that have not ended"
+        types.integer(1, 1_000_000), "10000", "jobs of one session that have not ended", live=True
     )
     max_jobs_per_user: int = _setting(
         types.integer(1, 10_000_000),

@@ -229,6 +229,19 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     # -- called by the scheduler
 
+    def set_times(self, settings: Settings) -> None:
+        """Use these settings from now on; what is to be moved is decided anew."""
+        self._hold_ns = settings.hold_ns if self._separates_online else 0
+        self.rebalance_hold_ns = settings.rebalance_hold_ns
+        self.turn_ns = settings.turn_ns
+        if self.service is not None:
+            self.service.advance(self.now_ns)
+            self.service.hold_ns = settings.rebalance_hold_ns
+        if self.rebalance_at_ns is not None:
+            self.rebalance_at_ns = None
+            self.rebalancing = True
+        self.dirty = True
+
     def set_pause(self, pause: Pause | None) -> None:
         """Pause the device, or end that: jobs that wait are in no queue while it is paused."""
         self.pause = pause

@@ -35,7 +35,7 @@ class DeviceTable:
         devices: the records by device index, which the job table has too; this adds to them.
         job_table: the jobs.
         policy: computes the sizes of jobs.
-        settings: the scheduler's.
+        settings: the scheduler's; assigned anew when they change.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DeviceTable:
         self._job_table = job_table
         self._jobs = job_table.jobs
         self._policy = policy
-        self._settings = settings
+        self.settings = settings
 
     def ready(self, event: ev.DeviceReady) -> None:
         """Prepare a host that is up for the jobs that wait for it."""
@@ -58,7 +58,7 @@ class DeviceTable:
         if device is None:
             device = self._devices[event.device] = DeviceRecord(
                 event.device,
-                self._settings,
+                self.settings,
                 separates_online=self._policy.separates_online,
                 counts_service=self._policy.counts_service,
                 now_ns=now_ns,
@@ -66,7 +66,7 @@ class DeviceTable:
         device.step(DeviceInput.UP, now_ns)
         device.now_ns = now_ns
         device.name = event.name or device.name
-        device.mark_ready(event.sms, self._settings.floor(event.sms), event.partitions)
+        device.mark_ready(event.sms, self.settings.floor(event.sms), event.partitions)
         jobs = [job for job in self._jobs.values() if job.device == event.device]
         unprepared = [job for job in jobs if job.state is JobState.PREPARING]
         # Sizes depend on S, and what fitted before may not fit now.
@@ -117,7 +117,7 @@ class DeviceTable:
             return
         for job in preparing:
             # Preparing for this job may be what crashes the host, so the retries are limited.
-            if job.preparations >= self._settings.max_preparations:
+            if job.preparations >= self.settings.max_preparations:
                 times = f"{job.preparations} times while job {job.name} was being made ready on it"
                 what = f"was lost {times}, the last time because it {reason}"
                 finish(job, device.lost_error(what))
@@ -151,6 +151,6 @@ class DeviceTable:
         """Command another host for a device, because a job does not end."""
         device.step(DeviceInput.REPLACE, self._job_table.now_ns)
         device.culprit = culprit.id
-        grace_s = self._settings.grace_ns / 1e9
+        grace_s = self.settings.grace_ns / 1e9
         reason = f"job {culprit.name} did not end within {grace_s:g} s of being told to"
         self._job_table.out.append(out.ReplaceDevice(device.index, culprit.id, reason))

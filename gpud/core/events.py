@@ -31,6 +31,7 @@ __all__ = [
     "SessionClosed",
     "SessionOpened",
     "TimerFired",
+    "TimesChanged",
     "UserChanged",
 ]
 
@@ -103,6 +104,16 @@ class UserChanged(NamedTuple):
     weight: int = 1
     reserve: str | None = None
     hold: str | None = None
+
+
+class TimesChanged(NamedTuple):
+    """The settings of these names were changed by an administrator; see `gpud.core.settings`."""
+
+    now_ns: int
+    hold_ns: int
+    rebalance_hold_ns: int
+    rebalance_limit: int
+    grace_ns: int
 
 
 class SessionOpened(NamedTuple):
@@ -324,6 +335,7 @@ Event = (
     DeviceReady
     | DeviceFailed
     | UserChanged
+    | TimesChanged
     | SessionOpened
     | SessionClosed
     | JobSubmitted

@@ -41,9 +41,10 @@ class JobTable:
     Args:
         devices: device records by device index.
         timers: the scheduler's timers, to which a `Timer.GRACE` is added for each job being ended.
-        grace_ns: the grace period, from `EndJob` until the job is killed.
+        grace_ns: see below.
 
     Attributes:
+        grace_ns: the grace period, from `EndJob` until the job is killed.
         jobs: those that have not ended, by id.
         sessions: those that are not closed, by id.
         users: those of whom something was said, or who have had a session, by number.
@@ -61,7 +62,7 @@ class JobTable:
         self.now_ns = 0
         self._devices = devices
         self._timers = timers
-        self._grace_ns = grace_ns
+        self.grace_ns = grace_ns
         self._turns = 0
 
     def next_event(self, now_ns: int) -> list[out.Command]:
@@ -137,7 +138,7 @@ class JobTable:
         device.mark_ending(job)
         if device.state is _READY:
             self.out.append(out.EndJob(job.id, job.device))
-            self._timers.add(self.now_ns + self._grace_ns, Timer.GRACE, job.id)
+            self._timers.add(self.now_ns + self.grace_ns, Timer.GRACE, job.id)
 
     def finish(self, job: JobRecord, error: GpudError) -> None:
         """Finishes a job of which nothing runs, as failed or cancelled according to its error."""

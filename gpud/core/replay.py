@@ -26,7 +26,7 @@ from gpud.units import Partitions
 
 __all__ = ["VERSION", "Step", "read_event", "replay", "steps", "write_header", "write_line"]
 
-VERSION = 7
+VERSION = 8
 """Version of the log format and of the scheduler's behaviour: incremented when either changes, so
 that a log is replayed only by a scheduler that decides as the one that wrote it."""
 

@@ -35,6 +35,7 @@ names, gives_up is shown in `tests.unit.core.test_preparing`):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gpud.core import commands as out
 from gpud.core import events as ev
@@ -110,6 +111,7 @@ class Scheduler:
             ev.DeviceReady: self._device_table.ready,
             ev.DeviceFailed: self._device_table.failed,
             ev.UserChanged: self._user_changed,
+            ev.TimesChanged: self._times_changed,
             ev.SessionOpened: lambda event: self.job_table.open_session(event.session, event.user),
             ev.SessionClosed: lambda event: self.job_table.close_session(event.session),
             ev.JobSubmitted: self._job_submitted,
@@ -197,6 +199,16 @@ class Scheduler:
         self.job_table.change_user(
             UserRecord(event.user, event.name, event.weight, event.reserve, event.hold)
         )
+
+    def _times_changed(self, event: ev.TimesChanged) -> None:
+        times = event._asdict()
+        del times["now_ns"]
+        self.settings = replace(self.settings, **times)
+        self.job_table.grace_ns = self.settings.grace_ns
+        self._device_table.settings = self.settings
+        for device in self.devices.values():
+            device.now_ns = self.now_ns
+            device.set_times(self.settings)
 
     def _job_prepared(self, event: ev.JobPrepared) -> None:
         job = self.jobs.get(event.job)

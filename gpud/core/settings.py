@@ -23,7 +23,7 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one scheduler, constant during its life.
+    """Settings of one scheduler; times and the limit change by `gpud.core.events.TimesChanged`.
 
     Attributes:
         policy: a name in `gpud.core.policies.POLICIES`.

@@ -136,9 +136,14 @@ def make_parts(
         devices, state.jobs, state.arenas, monitors, scheduler.devices, rules.floor
     )
     doctor = Doctor(state, loop, devices, device_rows, compiler, runner)
-    configuration = Configuration(
-        state, runner, others, check=settings.check, set_log_level=logs.set_level
-    )
+
+    def put_in_force(config: Config) -> None:
+        runner.change_times(settings.scheduler_settings(config))
+        state.workloads.change_turns(settings.turn_settings(config))
+        others.names = config.others == "names"
+        logs.set_level(config.log_level)
+
+    configuration = Configuration(state, runner, check=settings.check, put_in_force=put_in_force)
     queries = Queries(
         state, devices, runner, job_rows, device_rows, doctor, answers, others, configuration
     )

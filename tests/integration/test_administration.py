@@ -128,6 +128,13 @@ async def test_a_setting_is_kept_in_the_file_or_nothing_is_changed() -> None:
         assert file.read_text() == '# ours\ndrain_timeout = "7 s" # soon\n'
         assert answer["set"]["value"] == "7 s"
         assert world.daemon.state.config.drain_timeout_ns == 7 * 10**9
+        for key, value in (("grace", "3 s"), ("rebalance_limit", "9"), ("turn_slice", "1 s")):
+            answer = await set_(key, value)
+            assert ([row["key"] for row in answer["changed"]], answer["restart"]) == ([key], [])
+        rules = world.daemon.runner.scheduler.settings
+        assert (rules.grace_ns, rules.rebalance_limit, rules.hold_ns) == (3 * 10**9, 9, 10**9)
+        turns = world.daemon.state.workloads.manager.turns(0)
+        assert turns.settings.slice_ns == 10**9
         answer = await set_("hold", "2 s")
         assert (answer["set"]["value"], answer["set"]["origin"]) == ("1 s", "--hold")
         assert not answer["restart"], "the flag counts before the file, at the next start as well"

@@ -229,4 +229,6 @@ def test_gpuctl_run_checks(gpu: gc.Session, tmp_path: Path) -> None:
     assert (right.returncode, wrong.returncode) == (0, 1), right.stderr + wrong.stderr
     assert "checked: nothing was found" in right.stdout
     assert "index 256 of argument 0, float32 (256,)" in wrong.stderr
+    assert "copy.cu:" in wrong.stderr
+    assert "kernel.cu" not in wrong.stderr
     assert "nothing was found" not in wrong.stdout

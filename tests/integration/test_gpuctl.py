@@ -222,7 +222,36 @@ def test_run_of_a_file_that_is_none(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "x.cu").write_text("__global__ void k() { return 1; }")
     status, _, err = daemon.gpuctl("run", str(tmp_path / "x.cu"), "k", "-g", "1", "-b", "1")
     assert status == 1
-    assert err.count("kernel.cu(1)") == 1  # NVRTC's log, which begins with the error
+    assert err.count("x.cu(1)") == 1  # NVRTC's log, which begins with the error
+    assert "kernel.cu" not in err
+    (tmp_path / "x.cu").write_text("\n\nint f() { return 1; }\n__global__ void k() { f(); }")
+    _, _, err = daemon.gpuctl("run", str(tmp_path / "x.cu"), "k", "-g", "1", "-b", "1")
+    assert "'f', line 3, has no __device__" in err
+    assert err.count("identifier") == 1
+
+
+def test_kernels_have_the_names_that_people_write(daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "x.cu"
+    file.write_text("namespace lab { __global__ void plainly(float* x) { x[0] = 7; } }")
+    status, _, err = daemon.gpuctl("run", str(file), "-g", "1", "-b", "4", "-a", "null")
+    assert status == 1
+    assert " in lab::plainly, " in err
+    ended = [row["kernels"] for row in daemon.json("history")["jobs"]]
+    assert ended[-1] == ["lab::plainly"]
+
+
+def test_run_into_a_pipe_says_once_why_it_waits(daemon: Daemon) -> None:
+    assert daemon.gpuctl("pause")[0] == 0
+    try:
+        with daemon.slow() as command:
+            assert command.stderr is not None
+            said = command.stderr.readline()
+            assert re.match(r"gpuctl: job \S+: it is waiting, for .*: device 0 is paused by ", said)
+            command.send_signal(signal.SIGINT)
+            _, err = command.communicate(timeout=60)
+            assert err == ""
+    finally:
+        daemon.gpuctl("resume")
 
 
 def test_run_with_a_timeout(daemon: Daemon) -> None:
@@ -282,6 +311,20 @@ def test_a_terminal_shows_what_is_being_done(daemon: Daemon) -> None:
 
 
 # -- looking and managing ------------------------------------------------------------------------
+
+
+def test_values_of_settings_may_begin_with_a_dash(daemon: Daemon) -> None:
+    status, out, err = daemon.gpuctl("config", "set", "rebalance_limit", "-3")
+    assert (status, out) == (1, "")
+    assert err == "gpuctl: rebalance_limit must be a whole number from 1 to 100; not '-3'\n"
+
+
+def test_settings_say_when_they_change(daemon: Daemon) -> None:
+    _, shown, _ = daemon.gpuctl("config", "show")
+    lines = {line.split()[0]: line.strip() for line in shown.splitlines() if line.strip()}
+    assert lines["setting"].endswith("changes take effect")
+    assert lines["grace"].endswith("at once")
+    assert lines["policy"].endswith("at a restart")
 
 
 def test_a_job_is_seen_resized_and_cancelled_from_another_shell(daemon: Daemon) -> None:

@@ -19,9 +19,16 @@ SHARES = tuple(Fraction(n, d) for d in (1, 2, 3, 7, 8) for n in range(1, 5 * d, 
 
 
 def history(
-    seed: int, events: int, settings: Settings | None = None, world: World | None = None
+    seed: int,
+    events: int,
+    settings: Settings | None = None,
+    world: World | None = None,
+    changes: float = 0,
 ) -> World:
-    """A simulation after about ``events`` events, with all jobs ended and properties checked."""
+    """A simulation after about ``events`` events, with all jobs ended and properties checked.
+
+    Before so large a part of them, ``changes``, settings are changed.
+    """
     draw = random.Random(seed)
     if world is None:
         world = World(Scheduler(settings or random_settings(draw)))
@@ -29,6 +36,8 @@ def history(
         world.device_up(device, draw.choice((1, 2, 4, 8)))
     world.open()
     while world.events < events:
+        if changes and draw.random() < changes:
+            world.change_times(draw.choice((0, 50)), draw.choice((20, 50)))
         step(world, draw)
         if draw.random() < 0.01:
             world.come_to_rest()

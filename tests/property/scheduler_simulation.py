@@ -181,7 +181,6 @@ class World:
     def __init__(self, scheduler: Scheduler | None = None, lanes: float = 0.15) -> None:
         self.scheduler = scheduler or Scheduler(Settings())
         self.lanes = lanes
-        self.settings = self.scheduler.settings
         self.now_ns = 0
         self.sms: dict[int, int | None] = {}  # None: its host is down
         self.work: dict[int, dict[JobId, Work]] = {}  # started, by device
@@ -272,6 +271,14 @@ class World:
     def resume(self, device: int) -> None:
         self.paused.pop(device, None)
         self.send(ev.ResumeRequested(self.now_ns, device))
+
+    @property
+    def settings(self) -> Settings:
+        return self.scheduler.settings
+
+    def change_times(self, hold_ns: int, rebalance_hold_ns: int) -> None:
+        limit, grace_ns = self.settings.rebalance_limit, self.settings.grace_ns
+        self.send(ev.TimesChanged(self.now_ns, hold_ns, rebalance_hold_ns, limit, grace_ns))
 
     def drain(self, after_ns: int) -> None:
         if not self.draining:
@@ -491,7 +498,12 @@ class World:
 
     def send(self, event: ev.Event) -> None:
         self.events += 1
+        had = self._kept() if isinstance(event, ev.TimerFired | ev.TimesChanged) else {}
         commands = self.scheduler.handle(event)
+        for job, (slices, until_ns) in (self._kept() if had else {}).items():
+            before, before_ns = had.get(job, (0, 0))
+            if 0 < before <= slices and until_ns != before_ns:
+                raise Broken("patient", f"job {job} keeps its {slices} slices, and gave nothing")
         self.log.append(write_line(event, commands))
         self.all_commands += commands
         self._check_patient(event, commands)
@@ -506,6 +518,10 @@ class World:
                 changed[key] = None
             self._take(command, ending, grew)
         self.check(grew)
+
+    def _kept(self) -> dict[JobId, tuple[int, int]]:
+        """What each running job has, and until when it keeps that from others."""
+        return {job.id: (job.slices, job.kept_until_ns) for job in self.scheduler.jobs.values()}
 
     def _check_patient(self, event: ev.Event, commands: list[out.Command]) -> None:
         """Offline jobs give for each other only when a timer fires, and each only so often."""

@@ -305,7 +305,7 @@ def test_lanes_that_wake_all_the_time_keep_every_property(seed: int) -> None:
     assert len(booked) > 40
 
 
-@pytest.mark.parametrize("kind", ["short", "random", "lanes", "shares"])
+@pytest.mark.parametrize("kind", ["short", "random", "changes", "lanes", "shares"])
 def test_many_histories_keep_every_property(kind: str) -> None:
     for seed in range(SEEDS if kind != "shares" else 50 * SEEDS):
         try:
@@ -314,7 +314,8 @@ def test_many_histories_keep_every_property(kind: str) -> None:
             elif kind == "lanes":
                 lane_history(seed, 500)
             else:
-                history(seed, 500, SHORT if kind == "short" else None)
+                changes = 0.02 if kind == "changes" else 0
+                history(seed, 500, SHORT if kind == "short" else None, changes=changes)
         except Broken as broken:
             broken.add_note(f"in the history of seed {seed}")
             raise

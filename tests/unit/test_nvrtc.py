@@ -99,7 +99,7 @@ def test_the_message_is_the_first_error_and_the_log_is_complete() -> None:
     with pytest.raises(CompileError, match=r'(2).*"first" is undefined.*first of 2') as caught:
         compile_cuda(source)
     assert '"second" is undefined' in caught.value.log
-    assert "2 errors detected" in caught.value.log
+    assert "errors detected in the compilation" not in caught.value.log  # it names "kernel.cu"
 
 
 def test_an_error_of_the_source_comes_before_what_follows_from_it() -> None:

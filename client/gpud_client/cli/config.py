@@ -25,9 +25,9 @@ __all__ = ["COMMANDS", "config"]
 _SETTINGS = (
     Column("key", "setting"),
     Column("value", "value", least=12, wraps=True),
-    Column("origin", "from", least=16, spare=1),
+    Column("origin", "from", least=16, spare=2),
     Column("next", "after a restart", least=12, wraps=True),
-    Column("live", "change needs", lambda live: "reload" if live else "restart", spare=2),
+    Column("live", "changes take effect", lambda live: "at once" if live else "at a restart"),
 )
 
 _KeyArgument = Annotated[
@@ -109,7 +109,8 @@ def reload(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 
 
 COMMANDS = {
-    name: config.command(name)(command)
+    # A value may begin with a dash, as numbers below 0 do: it is for the daemon to refuse.
+    name: config.command(name, context_settings={"ignore_unknown_options": name == "set"})(command)
     for name, command in (("show", show), ("get", get), ("set", set_), ("reload", reload))
 }
 """By name, in the order in which help lists them."""

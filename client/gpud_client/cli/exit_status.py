@@ -8,6 +8,7 @@ killed by SIGPIPE). A traceback is shown only if ``GPUD_DEBUG`` is set.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ __all__ = ["BROKEN_PIPE", "DONE", "FAILED", "INTERRUPTED", "NO_DAEMON", "USAGE",
 
 DONE, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3
 INTERRUPTED, BROKEN_PIPE = 130, 141
+_COUNTED = re.compile(r" \(the first of \d+ errors; the log has all\)")
 
 # Typer's own base classes: BadParameter is a UsageError is a ClickException, whichever parser
 # library this release of Typer uses.
@@ -55,10 +57,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
     except ConnectionLost as error:
         return _failed(f"{name}: {error}", lost)
     except GpudError as error:
-        said = str(error)
-        log = error.log.strip() if type(error) is CompileError else ""
-        if log:  # it may begin with the error's message
-            said = log if log.startswith(said.partition("\n")[0]) else f"{said}\n{log}"
+        said = _with_log(error) if type(error) is CompileError else str(error)
         return _failed(f"{name}: {said}", FAILED)
     except BrokenPipeError:
         return _unread()
@@ -70,6 +69,22 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
     except Exception as error:  # noqa: BLE001  (a bug of gpud: one line, and how to see more)
         what = f"{type(error).__name__}: {error}"
         return _failed(f"{name}: {what} (this is a bug; GPUD_DEBUG=1 shows where)", FAILED)
+
+
+def _with_log(error: CompileError) -> str:
+    """Return the compiler's log, and what the error's message says besides."""
+    log, said = error.log.strip(), str(error)
+    if not log:
+        return said
+    first, _, rest = said.partition("\n")
+    known = next((line for line in log.splitlines() if line and first.startswith(line)), "")
+    if not known:
+        return f"{said}\n{log}"
+    hint = _COUNTED.sub("", first.removeprefix(known)).removeprefix("; ")
+    logged = set(log.splitlines())
+    return "\n".join(
+        [log, *filter(None, [hint]), *(x for x in rest.split("\n") if x not in logged)]
+    )
 
 
 def _usage(error: Any, name: str) -> int:

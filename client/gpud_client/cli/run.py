@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -16,9 +17,9 @@ import typer
 from gpud.errors import ConnectionLost, GpudError
 from gpud_client.cli import formatting
 from gpud_client.cli.exit_status import FAILED, INTERRUPTED
-from gpud_client.cli.job_control import share_of
+from gpud_client.cli.job_control import parse_job, share_of
 from gpud_client.cli.kernel_arguments import ArraySpec, parse_argument, parse_dim, parse_output
-from gpud_client.cli.output import JsonOption, SocketOption, emit, say
+from gpud_client.cli.output import JsonOption, SocketOption, connect, emit, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,6 +30,10 @@ __all__ = ["run"]
 
 _LOOK_S = 0.1
 _END_S = 10.0
+_SAID_AFTER_S = 1.0
+_PTX = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*\.", re.DOTALL)
+"""As the daemon tells PTX: its first word begins with a dot, which that of C++ cannot."""
+_NOT_IN_NAMES = re.compile(r'[\x00-\x1f"\\]')  # they would end the name, or begin another character
 
 
 class _Held(NamedTuple):
@@ -208,7 +213,7 @@ def run(
                 )
         for warning in warned:
             typer.echo(f"gpuctl: warning: {warning.message}", err=True)
-        problem, interrupted = _watch(job, kernel, quiet=quiet)
+        problem, interrupted = _watch(job, kernel, socket, quiet=quiet)
         report = _report(job, function, held, show if problem is None else 0, problem)
         if problem is None:
             for number, path in files.items():
@@ -231,12 +236,17 @@ def run(
 
 
 def _source(file: Path) -> str:
+    """Read a program; CUDA C++ is told its name, which messages about it then have."""
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8-sig")
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise typer.BadParameter(f"{file} is not text; give CUDA C++ or PTX, not a cubin") from None
+    if not text.strip() or _PTX.match(text):
+        return text
+    name = "standard input" if str(file) == "-" else _NOT_IN_NAMES.sub("?", file.name)
+    return f'#line 1 "{name}"\n{text}'
 
 
 def _device(gpu: Session, index: int) -> Device:
@@ -300,18 +310,27 @@ def _steps(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield show_step
 
 
-def _watch(job: Job, name: str, *, quiet: bool) -> tuple[BaseException | None, bool]:
+def _watch(
+    job: Job, name: str, socket: str | None, *, quiet: bool
+) -> tuple[BaseException | None, bool]:
     """Wait for a job, with a progress bar on a terminal; returns its error.
 
-    Ctrl-C cancels the job and waits until it has ended: the second result is whether that came.
+    If it has not begun after a while, it is said once why. Ctrl-C cancels the job and waits
+    until it has ended: the second result is whether that came.
     """
     bar, task = (nullcontext(), None) if quiet else _bar(name)
     interrupted = False
+    waited: float | None = 0.0
     try:
         with bar as shown:
             while not concurrent.futures.wait([job], timeout=_LOOK_S).done:
                 if shown is not None and task is not None:
                     _step(shown, task, job)
+                if waited is not None:
+                    waited += _LOOK_S
+                    if waited > _SAID_AFTER_S:
+                        waited = None
+                        _say_why(job.id, socket)
             if shown is not None and task is not None and not job.cancelled():
                 _step(shown, task, job)
     except KeyboardInterrupt:
@@ -323,6 +342,15 @@ def _watch(job: Job, name: str, *, quiet: bool) -> tuple[BaseException | None, b
         return job.exception(), interrupted
     except concurrent.futures.CancelledError as error:
         return error, interrupted
+
+
+def _say_why(job: str, socket: str | None) -> None:
+    """Say what a job waits for; nothing, if the daemon does not say it."""
+    with suppress(GpudError), connect(socket) as client:
+        answer = client.why(parse_job(job))
+        if answer["job"]["state"] in ("waiting", "paused") and not answer["job"]["progress"][0]:
+            line = formatting.first(answer["lines"])
+            typer.echo(f"gpuctl: job {job}: {line}; gpuctl why {job} says more", err=True)
 
 
 def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:

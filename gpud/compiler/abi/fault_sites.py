@@ -29,10 +29,7 @@ from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.compiler.ptx.model import Directive, Function, Instruction, Location, Module
 from gpud.compiler.ptx.printer import print_instruction
 
-__all__ = ["SOURCE_NAME", "Site", "SiteTable"]
-
-SOURCE_NAME = "kernel.cu"
-"""The file name of CUDA C++ sources in messages and line information."""
+__all__ = ["Site", "SiteTable"]
 
 _FILE = re.compile(r'\.file\s+(\d+)\s*"((?:[^"\\]|\\.)*)"')
 
@@ -124,7 +121,5 @@ class SiteTable:
         files: dict[int, str] = {}
         for item in () if self._module is None else self._module.items:
             if isinstance(item, Directive) and (match := _FILE.match(item.text)):
-                # NVRTC prefixes the name with its working folder, the daemon's.
-                name = match[2]
-                files[int(match[1])] = SOURCE_NAME if name.endswith(f"/{SOURCE_NAME}") else name
+                files[int(match[1])] = match[2]
         return files

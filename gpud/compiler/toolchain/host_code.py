@@ -43,6 +43,7 @@ _DEFINE = re.compile(r"#\s*define\s+(\w+)(.*)", re.DOTALL)
 _KEPT_DIRECTIVE = re.compile(
     r"#\s*(if|ifdef|ifndef|elif|elifdef|elifndef|else|endif|define|undef)\b"
 )
+_LINE_DIRECTIVE = re.compile(r"#\s*line\s+(\d+)")
 _OPTION = re.compile(r"\s*(?:-D|--define-macro=?)\s*(\w+)(?:=(.*))?", re.DOTALL)
 
 _SPACES = frozenset({"__global__", "__device__", "__constant__", "__shared__", "__managed__"})
@@ -446,7 +447,17 @@ class _Reader:
         start, end = self._tokens[first].start, self._tokens[last].end
         self._edits.append((start, end, ""))
         for name in names:
-            self.names.setdefault(name, self._text.count("\n", 0, start) + 1)
+            self.names.setdefault(name, self._line(start))
+
+    def _line(self, position: int) -> int:
+        """Return the number of a line, as the compiler counts: from the last ``#line`` on."""
+        begin, number = 0, 1
+        for token in self._all:
+            if token.start >= position:
+                break
+            if token.kind == "directive" and (match := _LINE_DIRECTIVE.match(token.text)):
+                begin, number = token.end, int(match[1]) - 1
+        return self._text.count("\n", begin, position) + number
 
 
 def _blank(text: str) -> str:

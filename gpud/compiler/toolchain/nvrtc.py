@@ -26,10 +26,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from gpud.compiler.abi.fault_sites import SOURCE_NAME
 from gpud.compiler.kernel_names import is_mangled
 from gpud.compiler.toolchain.c_headers import C_HEADERS
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
@@ -46,12 +46,16 @@ from gpud.errors import (
 
 __all__ = [
     "DEFAULT_ARCH",
+    "SOURCE_NAME",
     "CompiledSource",
     "compile_cuda",
     "newest_arch",
     "nvrtc_version",
     "supported_archs",
 ]
+
+SOURCE_NAME = "kernel.cu"
+"""The file name of sources in messages and line information; ``#line 1 "NAME"`` changes it."""
 
 DEFAULT_ARCH = "compute_75"
 """The oldest architecture of CUDA 13; its PTX loads on every device from Turing on."""
@@ -107,7 +111,7 @@ def compile_cuda(
         EmptySource: ``source`` is empty or blank.
         UnsupportedTarget: ``arch`` is not a virtual architecture that this NVRTC knows.
         KernelNotFound: A name expression names nothing in the source.
-        CompileError: NVRTC refused the source or an option; ``log`` is its complete log.
+        CompileError: NVRTC refused the source or an option; ``log`` is its log.
         MissingDependency: NVRTC or cuda-bindings is not installed.
         ValueError: A text passed to NVRTC holds a NUL character.
     """
@@ -276,7 +280,12 @@ class _Program:
         return str(name.decode())
 
     def ptx(self) -> str:
-        return self._text("nvrtcGetPTXSize", "nvrtcGetPTX")
+        text = self._text("nvrtcGetPTXSize", "nvrtcGetPTX")
+        # NVRTC puts the working folder, the daemon's, before names of files that are relative.
+        folder = re.escape(str(Path.cwd()).rstrip("/")) + "/"
+        if folder == "/":  # as a service's is: absolute names begin with it, too
+            folder += '(?=[^/"]*")'
+        return re.sub(rf'^(\s*\.file\s+\d+\s*"){folder}', r"\1", text, flags=re.MULTILINE)
 
     def _text(self, size_call: str, text_call: str) -> str:
         """Read one of the program's texts, without its final NUL."""
@@ -293,6 +302,7 @@ class _Program:
 _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"})
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
+_COUNT = re.compile(r"\n*^\d+ errors? detected in the compilation of .*\n?", re.MULTILINE)
 _NO_HEADER = (
     "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, curand_kernel.h where "
     "nvidia-curand is installed (nvidia-curand-cu12 for CUDA 12), the usual ones of C, such as "
@@ -347,6 +357,7 @@ def _compile_error(source: str, log: str, status: str) -> CompileError:
     more = f" (the first of {len(errors)} errors; the log has all)" if len(errors) > 1 else ""
     hints = [hint for text, hint in _HINTS.items() if text in errors[0]["what"]]
     first = errors[0].group().strip()
+    log = _COUNT.sub("", log)  # it names a file that is not the user's, and says what is known
     return CompileError("".join((first, more, *hints, _excerpt(log, errors[0]))), log=log)
 
 

@@ -68,14 +68,22 @@ class Reservations(Arrival):
             return
         self.limit(device)
         decided = plan(device)
+        before = [(job, job.slices, job.changed_ns, job.kept_until_ns) for job, _ in decided.givers]
         with device.changing(Because.SHARE):
             for job, slices in decided.givers:
                 device.resize(job, slices)
-                job.kept_until_ns = device.now_ns + device.turn_ns
         device.reserved_for = decided.reserved_for
         device.rebalance_at_ns = decided.next_ns
         if decided.givers:
             super().rebalance(device)
+        for job, slices, changed_ns, kept_until_ns in before:
+            if job.slices < slices:
+                job.kept_until_ns = device.now_ns + device.turn_ns
+                continue
+            # It got that again: who was to have it waits behind others for what they need.
+            job.kept_until_ns = kept_until_ns
+            if job.slices == slices:
+                job.changed_ns = changed_ns
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """As `gpud.core.policy.Policy.resize`; what a lower quota kept from a job is not owed."""

@@ -95,6 +95,11 @@ class WorkloadManager:
         self.waiting: dict[int, Opened] = {}
         self.device_of: dict[int, int] = {}
 
+    def change_turns(self, settings: TurnSettings) -> None:
+        """Use other settings from now on, for turns that have begun as well."""
+        for device in self._devices:
+            device.turns.settings = settings
+
     # -- queries
 
     def zones(self, device: int) -> Zones:

@@ -52,9 +52,10 @@ class Turns:
     """The turns of one device.
 
     Args:
-        settings: the lengths of time.
+        settings: see below.
 
     Attributes:
+        settings: the lengths of time; may be changed at any time.
         holder: the workload that has the turn; None: nobody.
         phase: what it is doing.
         since_ns: when its current iteration began, or its last one ended.
@@ -62,7 +63,7 @@ class Turns:
     """
 
     def __init__(self, settings: TurnSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._weights: dict[int, int] = {}  # in the order of the turns, the next one first
         self._asked_ns: dict[int, int] = {}
         self._reported = False
@@ -86,14 +87,14 @@ class Turns:
     def slice_ends_ns(self) -> int:
         """Return when the time slice of the turn ends. Somebody has the turn."""
         assert self.holder is not None
-        return self.turn_ns + self._settings.slice_ns * self._weights[self.holder]
+        return self.turn_ns + self.settings.slice_ns * self._weights[self.holder]
 
     def timer_ns(self) -> int | None:
         """Return when `tick` is to be called; None: not before the next event."""
         if not self._asked_ns:
             return None
         if self.phase is Phase.BETWEEN:
-            return self.since_ns + self._settings.linger_ns
+            return self.since_ns + self.settings.linger_ns
         if self.phase is Phase.ITERATING and not self._reported:
             return self._overstays_ns()
         return None
@@ -101,7 +102,7 @@ class Turns:
     def _overstays_ns(self) -> int:
         """When the iteration will have lasted too long since somebody waits."""
         first_ns = min(self._asked_ns.values())
-        return max(self.since_ns, first_ns) + self._settings.overstay_ns
+        return max(self.since_ns, first_ns) + self.settings.overstay_ns
 
     # -- changes; those that can end a turn return the workload whose memory is to be cleared
 
@@ -149,7 +150,7 @@ class Turns:
         over = now_ns >= self.slice_ends_ns()
         if holder in self._asked_ns and not over:
             return None  # `next_iteration` gives it another one
-        if not over and now_ns < self.since_ns + self._settings.linger_ns:
+        if not over and now_ns < self.since_ns + self.settings.linger_ns:
             return None
         self.phase, self.since_ns = Phase.CLEARING, now_ns
         return holder

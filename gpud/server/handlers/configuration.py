@@ -39,7 +39,6 @@ from gpud.server.handlers.answers import Steps
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import systemd
 from gpud.server.state.access import may_manage
-from gpud.server.state.others import Others
 from gpud.server.state.session import Session, internal_error
 from gpud.server.state.shared import SharedState
 from gpud.wire import messages as wm
@@ -57,25 +56,22 @@ class Configuration:
     Args:
         state: has those in force.
         runner: is told what users may have.
-        others: shows names or sums.
         check: raises if settings cannot be used together.
-        set_log_level: is called with the least severe level that is logged.
+        put_in_force: has the other parts use the settings that can change.
     """
 
     def __init__(
         self,
         state: SharedState,
         runner: Runner,
-        others: Others,
         *,
         check: Callable[[Config], None],
-        set_log_level: Callable[[str], None],
+        put_in_force: Callable[[Config], None],
     ) -> None:
         self._state = state
         self._runner = runner
-        self._others = others
         self._check = check
-        self._set_log_level = set_log_level
+        self._put_elsewhere = put_in_force
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -198,8 +194,7 @@ class Configuration:
         kept = {name: text for name, text in old.origins.items() if name not in names}
         new = dataclasses.replace(old, **values, origins={**kept, **origins})
         self._state.change_config(new)
-        self._others.names = new.others == "names"
-        self._set_log_level(new.log_level)
+        self._put_elsewhere(new)
         now_ns = time.monotonic_ns()
         for user in self._state.users.all():
             self._runner.announce(user, now_ns)

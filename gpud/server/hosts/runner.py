@@ -29,6 +29,7 @@ from gpud.core import commands as co
 from gpud.core import events as ev
 from gpud.core.capacity import SCALE
 from gpud.core.scheduler import Scheduler
+from gpud.core.settings import Settings
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
 from gpud.server.hosts.devices import Devices
@@ -176,6 +177,18 @@ class Runner:
             self.feed(
                 ev.UserChanged(now_ns, user.uid, user.name, weight, terms.reserve, terms.hold)
             )
+
+    def change_times(self, settings: Settings) -> None:
+        """Use the times and the limit of these settings from now on."""
+        now_ns, old = time.monotonic_ns(), self.scheduler.settings
+        event, before = (
+            ev.TimesChanged(
+                now_ns, one.hold_ns, one.rebalance_hold_ns, one.rebalance_limit, one.grace_ns
+            )
+            for one in (settings, old)
+        )
+        if event != before:
+            self.feed(event)
 
     def cancel(self, job: SubmittedJob) -> None:
         """Cancel a job."""

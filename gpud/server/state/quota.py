@@ -170,12 +170,20 @@ class User:
                 value=most,
             )
 
-    def check_jobs(self) -> None:
-        """Check that the user may submit another job.
+    def check_jobs(self, in_session: int) -> None:
+        """Check that the user may submit another job in a session that has this many.
 
         Raises:
-            LimitExceeded: the user has as many as allowed.
+            LimitExceeded: the session or the user has as many as allowed.
         """
+        most = self._config.max_jobs_per_session
+        if in_session >= most:
+            raise LimitExceeded(
+                f"the session has {most} jobs that have not ended; wait for some, or raise "
+                "max_jobs_per_session in the daemon's configuration",
+                limit="max_jobs_per_session",
+                value=most,
+            )
         queue = self.terms.queue
         if queue is not None and self.jobs >= queue:
             raise LimitExceeded(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gpud.compiler.program import rejection
 from gpud.device.host import messages as hm
-from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
+from gpud.errors import GpudError, InternalError, InvalidArgument, UnknownName
 from gpud.errors.base import shorten
 from gpud.server.ipc.stream import Stream
 from gpud.server.state.access import Peer
@@ -43,7 +43,6 @@ class Session:
     Args:
         arenas: the memory of its arrays.
         history: gets its jobs when they have ended.
-        most_jobs: how many unfinished jobs it may have.
 
     Attributes:
         number: unique among the sessions that there are.
@@ -72,7 +71,6 @@ class Session:
         *,
         arenas: Arenas,
         history: JobHistory,
-        most_jobs: int,
     ) -> None:
         self.number = number
         self.peer = peer
@@ -94,7 +92,6 @@ class Session:
         self.reports_begins = False
         self._arenas = arenas
         self._history = history
-        self._most_jobs = most_jobs
         self._sequence_bytes = 0
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
         self._freed = 0  # arrays that wait for jobs
@@ -170,15 +167,7 @@ class Session:
         Raises:
             LimitExceeded: the session or its user has too many unfinished jobs, or too large ones.
         """
-        most = self._most_jobs
-        if len(self.jobs) >= most:
-            raise LimitExceeded(
-                f"the session has {most} jobs that have not ended; wait for some, or raise "
-                "max_jobs_per_session in the daemon's configuration",
-                limit="max_jobs_per_session",
-                value=most,
-            )
-        self.user.check_jobs()
+        self.user.check_jobs(len(self.jobs))
         sequence = job.sequence
         size = JOB_BYTES + FOLLOWED_BYTES * job.follows
         self.host_memory.charge(

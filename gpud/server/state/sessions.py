@@ -21,15 +21,13 @@ class Sessions(dict[int, Session]):
         users: the users, whose sessions are counted.
         arenas: the memory of sessions' arrays.
         history: gets the jobs that have ended.
-        most_jobs: how many unfinished jobs each session may have.
     """
 
-    def __init__(self, users: Users, arenas: Arenas, history: JobHistory, most_jobs: int) -> None:
+    def __init__(self, users: Users, arenas: Arenas, history: JobHistory) -> None:
         super().__init__()
         self._users = users
         self._arenas = arenas
         self._history = history
-        self._most_jobs = most_jobs
         self._next = 1
 
     def open(self, peer: Peer, program: str, stream: Stream) -> Session:
@@ -45,7 +43,6 @@ class Sessions(dict[int, Session]):
             stream,
             arenas=self._arenas,
             history=self._history,
-            most_jobs=self._most_jobs,
         )
         user.sessions += 1
         self[number] = session

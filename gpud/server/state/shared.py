@@ -50,7 +50,7 @@ class SharedState:
         self.modules = Modules()
         self.jobs = ActiveJobs()
         self.history = JobHistory(self.records, config, loop)
-        self.sessions = Sessions(self.users, self.arenas, self.history, config.max_jobs_per_session)
+        self.sessions = Sessions(self.users, self.arenas, self.history)
 
     def change_config(self, config: Config) -> None:
         """Put other settings in force, as far as they are for what this has."""

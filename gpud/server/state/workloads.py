@@ -97,6 +97,11 @@ class Workloads:
         self._others = (0,) * len(sizes)
         self._copied = copied
 
+    def change_turns(self, settings: TurnSettings) -> None:
+        """Use other settings for turns from now on."""
+        self.manager.change_turns(settings)
+        self._set_timer()
+
     @property
     def devices(self) -> int:
         """How many devices there are."""

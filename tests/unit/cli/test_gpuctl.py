@@ -255,7 +255,7 @@ def test_config_shows_all_settings_or_one(peer: Peer, capsys: pytest.CaptureFixt
     assert main(["config", "show"]) == DONE
     out = capsys.readouterr().out
     assert re.search(r"grace +2 s +the default", out)
-    assert re.search(r"policy +arrival +the default +equal +restart", out)
+    assert re.search(r"policy +arrival +the default +equal +at a restart", out)
     assert main(["config", "get", "grace"]) == DONE
     assert capsys.readouterr().out == "2 s\n"
     assert main(["config", "get", "users"]) == FAILED

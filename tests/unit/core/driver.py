@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -164,6 +165,11 @@ class Driver:
 
     def resume(self, device: int = 0) -> list[out.Command]:
         return self.send(ev.ResumeRequested(self.now_ns, device))
+
+    def change_times(self, **changes: Any) -> list[out.Command]:
+        rules = replace(self.scheduler.settings, **changes)
+        times = rules.hold_ns, rules.rebalance_hold_ns, rules.rebalance_limit, rules.grace_ns
+        return self.send(ev.TimesChanged(self.now_ns, *times))
 
     def send_drain(self, until_ns: int) -> list[out.Command]:
         return self.send(ev.DrainRequested(self.now_ns, until_ns))

@@ -19,6 +19,7 @@ JOB, SESSION = JobId(1 << 32 | 7), SessionId(1)
 EVENTS: list[ev.Event] = [
     ev.DeviceReady(1, 0, 4, "cpu:4"),
     ev.UserChanged(1, 7, "alice", 2, "100%", "100%"),
+    ev.TimesChanged(1, 0, 5, 6, 7),
     ev.SessionOpened(2, SESSION, 7),
     ev.JobSubmitted(
         3, JOB, SESSION, 0, (LaunchShape(3, 10), LaunchShape(2, 5, False)),
@@ -83,7 +84,7 @@ def test_settings_travel_in_the_header() -> None:
 def test_a_changed_command_is_noticed() -> None:
     lines = [line.replace('"slices": 5', '"slices": 4') for line in a_log()]
     assert lines != a_log()
-    assert [step.line for step in steps(lines) if not step.agrees] == [5]
+    assert [step.line for step in steps(lines) if not step.agrees] == [6]
 
 
 def test_a_log_without_commands_is_replayed_without_comparison() -> None:

@@ -208,6 +208,24 @@ def test_a_job_that_gave_keeps_the_rest_for_its_turn() -> None:
     assert min(found[3], found[4]) >= 1
 
 
+def test_times_that_are_changed_count_at_once() -> None:
+    driver = Driver(4, rebalance_hold_ns=60_000 * MS, hold_ns=60_000 * MS)
+    driver.offline(1)
+    driver.now_ns = 1000 * MS
+    driver.offline(2)
+    assert fire(driver, 1200 * MS) == []
+    assert dict(settled(driver, driver.change_times(rebalance_hold_ns=100 * MS)))[2] > 0
+    driver.change_times(rebalance_limit=1, hold_ns=0, grace_ns=5 * MS)
+    driver.online(3, "4")
+    driver.now_ns += 10 * MS
+    driver.left(1, 0)
+    driver.left(2, 0)
+    ended = dict(slices(driver.done(3)))
+    assert sum(ended.values()) == 4, "nothing is kept for other online jobs"
+    found = driver.cancel(1)
+    assert out.SetTimer(driver.now_ns + 5 * MS) in found
+
+
 def test_steady() -> None:
     driver = Driver(4)
     driver.offline(1, m=3)
