@@ -79,7 +79,7 @@ $(RAY_STAMP): $(STAMP) $(RAY)/pyproject.toml $(RAY)/constraints.txt
 		&& echo "import site; site.addsitedir('$$theirs')" > "$$own/gpud-environment.pth" \
 		&& ln -s "$$theirs/nvidia" "$$own/nvidia" # NVRTC is looked for in the environment's own folder
 	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --constraint $(RAY)/constraints.txt --no-build-isolation --editable $(RAY)
+		--constraint constraints.txt --constraint $(RAY)/constraints.txt --no-build-isolation --editable '$(RAY)[exact,figures]'
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP) ## several machines on Ray: the tests of contrib/ray, in an environment of their own

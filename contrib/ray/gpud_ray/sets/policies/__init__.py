@@ -1,0 +1,1 @@
+"""Policies: which task of a set runs on which GPU, and when."""
