@@ -144,6 +144,7 @@ class Daemon:
                 settings.turn_settings(self.config),
                 {index: self.devices[index].spec for index in copied},
                 lambda device, session: self.devices[device].open_arena(session),
+                {index: self.devices[index] for index in copied},
             )
             await self._serve_metrics()
         except BaseException:

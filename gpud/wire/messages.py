@@ -39,7 +39,7 @@ __all__ = [
     "Hello", "LaneOpened", "LaunchEnded", "LaunchRecord", "Measure", "Measured", "OpenLane",
     "OpenWorkload", "Pause", "PrepareLaunch", "Query", "ReadSymbol", "Reload", "Resize", "Resume",
     "SetSetting", "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "WorkloadOpened",
-    "WriteSymbol",
+    "WriteSymbol", "ZoneLent",
 ]  # fmt: skip
 
 VERSION = 2
@@ -446,6 +446,12 @@ class OpenWorkload(NamedTuple):
     temporary: Annotated[int, uint(63), "bytes that live within an iteration, at most"]
     offset: Annotated[int, uint(63), "bytes by which the persistent memory may grow"]
     weight: Annotated[int, uint(16, least=1, most=1000), "the length of its turns beside others'"]
+    mapped: Annotated[
+        bool,
+        flag(),
+        "the program has a context of its own on the GPU and maps its memory itself: sizes are "
+        "counted, addresses are 0, and `ZoneLent` comes with each turn; `device` is not nil",
+    ] = False
 
 
 @_client(31)
@@ -688,6 +694,18 @@ class WorkloadOpened(NamedTuple):
     temporary: Annotated[int, uint(64), "device address of its temporary memory; 0: none"]
     temporary_bytes: Annotated[int, uint(63), "its size, in whole pages"]
     reason: Annotated[str, text(4096), "why this device"]
+
+
+@_daemon(84)
+class ZoneLent(NamedTuple):
+    """A program may map temporary memory itself; sent before the `Answer` to `BeginIteration`.
+
+    A descriptor of a socket comes with the message. On it lies a message of eight bytes, the size
+    of the memory in the machine's order, with a descriptor that the driver imports. The program
+    unmaps the memory and releases it before it sends `EndIteration`.
+    """
+
+    workload: Workload
 
 
 @_daemon(82)

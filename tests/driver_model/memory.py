@@ -11,6 +11,7 @@ import ctypes
 import os
 from bisect import bisect_right
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _ALIGNMENT = 256
 _BAD = real.CUresult.CUDA_ERROR_INVALID_VALUE
 _NONE_LEFT = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 _READ_WRITE, _NO_ACCESS = 3, 0
+_DESCRIPTOR = real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NO_RESERVE, _NO_REPLACE = (
     0x1, 0x2, 0x10, 0x20, 0x4000, 0x100000,
 )  # fmt: skip
@@ -43,15 +45,25 @@ class Span:
 
 
 class Piece:
-    """Memory without an address, which can be mapped at several."""
+    """Memory without an address, which can be mapped at several.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: bytes.
+        exportable: whether other processes can have it as a descriptor.
+        file: of memory that another process has made; None: it is new.
+    """
+
+    def __init__(self, size: int, *, exportable: bool = False, file: int | None = None) -> None:
         self.size = size
+        self.exportable = exportable
+        self.imported = file is not None
         self.mappings = 0
         self.released = False
-        self.file: int | None = os.memfd_create("piece")
-        os.pwrite(self.file, bytes([_RUBBISH]) * min(size, _MOST_RUBBISH), 0)
-        os.ftruncate(self.file, size)
+        self.file: int | None = file
+        if file is None:
+            self.file = os.memfd_create("piece")
+            os.pwrite(self.file, bytes([_RUBBISH]) * min(size, _MOST_RUBBISH), 0)
+            os.ftruncate(self.file, size)
 
     def close(self) -> None:
         """Free it."""
@@ -262,7 +274,29 @@ class Memory:
             if size > self.room_bytes:
                 return _NONE_LEFT
             self.room_bytes -= size
-        return self._driver.handles.new("piece", Piece(size))
+        wants = 0 if wanted is None else int(wanted.requestedHandleTypes)
+        if wants not in (0, int(_DESCRIPTOR)):
+            raise Misuse("the model exports memory as descriptors only")
+        return self._driver.handles.new("piece", Piece(size, exportable=bool(wants)))
+
+    def cuMemExportToShareableHandle(self, handle: Any, kind: Any, flags: int) -> Any:
+        """A descriptor, which the caller closes; it keeps the memory, as a mapping does."""
+        piece: Piece = self._driver.handles.of("piece", handle)
+        if kind != _DESCRIPTOR or flags or not piece.exportable:
+            return _BAD
+        assert piece.file is not None
+        return os.dup(piece.file)
+
+    def cuMemImportFromShareableHandle(self, descriptor: int, kind: Any) -> Any:
+        """Memory of another process; the descriptor stays the caller's."""
+        try:
+            name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        except OSError:
+            return _BAD
+        if kind != _DESCRIPTOR or "memfd:piece" not in name:
+            return _BAD
+        piece = Piece(os.fstat(descriptor).st_size, file=os.dup(descriptor))
+        return self._driver.handles.new("piece", piece)
 
     def cuMemRelease(self, handle: Any) -> None:
         piece: Piece = self._driver.handles.drop("piece", handle)
@@ -272,8 +306,9 @@ class Memory:
     def _end(self, piece: Piece) -> None:
         """Free memory that has neither a handle nor a mapping any more."""
         if piece.released and not piece.mappings:
-            with self._driver.lock:
-                self.room_bytes += piece.size
+            if not piece.imported:  # else it is counted in the process that has made it
+                with self._driver.lock:
+                    self.room_bytes += piece.size
             piece.close()
 
     def cuMemMap(self, address: Any, size: int, offset: int, handle: Any, flags: int) -> Any:

@@ -77,6 +77,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.demo_kernels": ("numpy",),
     "gpud.__main__": ("gpud.cli",),
     "gpud": (),
+    # They use the driver in the program's own process, through the one checked door to it.
+    "gpud_client.adapters": (
+        "gpud.wire",
+        "gpud.units",
+        "gpud.errors",
+        "gpud.device.cuda.driver.allocations",
+        "gpud.device.cuda.driver.calls",
+        "gpud_client",
+        "cuda",
+        "cupy",
+        "numba",
+        "numpy",
+        "torch",
+    ),
     "gpud_client": (
         "gpud.wire",
         "gpud.units",

@@ -6,8 +6,7 @@ allocator on a GPU (``torch.cuda.memory._record_memory_history()``, then ``_dump
 An iteration ends where ``step()`` of an optimizer ends, which both formats note by themselves, or
 where the program says it with ``torch.profiler.record_function(MARK)``.
 
-Source: PyTorch 2.15, ``torch/csrc/profiler/collection.h`` (the profiler's memory events) and
-``torch/cuda/_memory_viz.py`` (snapshots).
+Source: PyTorch 2.15: the profiler's memory events, and what its viewer of snapshots reads.
 """
 
 from __future__ import annotations

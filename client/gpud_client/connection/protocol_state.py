@@ -51,6 +51,7 @@ from gpud.wire.messages import (
     TurnRecalled,
     Welcome,
     WorkloadOpened,
+    ZoneLent,
 )
 from gpud_client.connection.daemon_socket import MAX_FRAME_BYTES
 from gpud_client.connection.pending import (
@@ -285,6 +286,13 @@ class ProtocolState:
             workload = self.workloads.get(message.workload)
             if workload is not None:
                 workload._recall()
+        elif kind is ZoneLent:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            workload = self.workloads.get(message.workload)
+            if workload is not None and descriptor is not None:
+                workload._zone_lent(descriptor)
+            elif descriptor is not None:
+                os.close(descriptor)
         elif kind is Happened:
             if self.events is not None:
                 self.events.put(message.event)

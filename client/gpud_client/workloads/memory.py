@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 __all__ = ["ALIGNMENT", "MemoryPart", "MemoryRange"]
 
@@ -77,13 +77,27 @@ class MemoryRange:
                 self._insert(self.size, size)
                 self.size = size
 
-    def trim(self) -> None:
-        """Make the range end behind the part that has reached farthest, at a whole page."""
+    def trim(self, least: int = 0) -> None:
+        """Make the range end behind the part that has reached farthest, at a whole page.
+
+        ``least``: bytes that it keeps if it has them.
+        """
         with self._lock:
-            size = -(-max(1, self.peak) // _PAGE_BYTES) * _PAGE_BYTES
+            size = -(-max(1, self.peak, least) // _PAGE_BYTES) * _PAGE_BYTES
             if size < self.size:
                 self.size = size
                 self._holes = [(a, min(b, size)) for a, b in self._holes if a < size]
+
+    def restrict(self, pieces: Iterable[tuple[int, int]]) -> None:
+        """Have holes only within ``pieces``, sorted (offset, end), in which all parts lie."""
+        with self._lock:
+            self._settle()
+            self._holes = [
+                (max(start, low), min(end, high))
+                for low, high in pieces
+                for start, end in self._holes
+                if max(start, low) < min(end, high)
+            ]
 
     def _settle(self) -> None:
         waiting = []

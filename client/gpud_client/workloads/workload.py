@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from typing import Any, Generic, TypeVar
@@ -223,6 +224,15 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
                 self._recalled = False
             return self._standing
 
+    def _continues(self) -> bool:
+        """Begin the next iteration within the one under way; False: others want the device."""
+        with self._lock:
+            if self._current is None or self._recalled or not self._standing:
+                return False
+            self._unreported += 1
+            self._iterations += 1
+            return True
+
     def _leave(self, *, begun: bool) -> wm.EndIteration | None:
         """End the iteration under way, which had ``begun``; returns what the daemon is to know."""
         with self._lock:
@@ -262,6 +272,10 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
     def _new_range(self) -> MemoryRange:
         return MemoryRange(*self._temporary, self._core.jobs.keys())
 
+    def _zone_lent(self, descriptor: int) -> None:
+        """Take the descriptor of memory that the program maps; here there is no use for it."""
+        os.close(descriptor)
+
     def _notify(self, message: Any) -> None:
         self._core.garbage.append(message)
         self._channel.kick()
@@ -273,8 +287,13 @@ def open_workload(
     device: Device | None,
     sizes: tuple[int | str | None, int | str | None, int | str],
     weight: int,
+    *,
+    mapped: bool = False,
 ) -> Operation[Any]:
-    """Ask for memory for a workload, and wait until there is room for it."""
+    """Ask for memory for a workload, and wait until there is room for it.
+
+    ``mapped``: the program maps it itself, see `gpud_client.adapters`.
+    """
     persistent, temporary = (
         None if size is None else _size(name, size)
         for name, size in zip(("persistent", "temporary"), sizes, strict=False)
@@ -293,7 +312,9 @@ def open_workload(
     core: ProtocolState = session._core
     index = None if device is None else device.index
     opened = yield Request(
-        lambda request: wm.OpenWorkload(request, index, persistent, temporary or 0, offset, weight),
+        lambda request: wm.OpenWorkload(
+            request, index, persistent, temporary or 0, offset, weight, mapped
+        ),
         undo=lambda opened: core.garbage.append(wm.CloseWorkload(0, opened.workload)),
     )
     learns = offset if persistent is None else None

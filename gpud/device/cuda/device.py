@@ -41,6 +41,7 @@ from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.arenas import Arenas
 from gpud.device.cuda.memory.pool import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.memory.quiescer import Quiescer
+from gpud.device.cuda.memory.temporary_zone import TemporaryZone
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.partitioner import Partitioner
 from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
@@ -216,6 +217,11 @@ class CUDADevice:
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> CUDAArena:
         """Reserve a session's range of addresses. See `CUDAArena`."""
         return self.arenas.open(descriptor, size, base)
+
+    @property
+    def zone(self) -> TemporaryZone:
+        """The memory that programs map in their turns."""
+        return self.arenas.zone
 
     def load(
         self,

@@ -20,6 +20,7 @@ from gpud.wire.message_table import MessageTable, Sender
 __all__ = [
     "HOST_PROTOCOL",
     "CancelLaunch",
+    "ClearZone",
     "CloseArena",
     "Commit",
     "Download",
@@ -30,6 +31,7 @@ __all__ = [
     "LaneIdle",
     "LaneWoke",
     "LaunchEnded",
+    "LendZone",
     "Load",
     "Log",
     "Measure",
@@ -280,6 +282,28 @@ class CancelLaunch(NamedTuple):
 
     job: Job
     launch: Annotated[int, uint(32), "its number in the lane"]
+
+
+@_front(30)
+class LendZone(NamedTuple):
+    """Have a program map the device's temporary zone, which reads as zero.
+
+    A descriptor of a socket comes with the message; the zone's own is sent on it with its size in
+    bytes, eight bytes in the machine's order.
+    """
+
+    ticket: Ticket
+    size: Annotated[
+        int, uint(63, least=1), "bytes that the zone is to have; it gets whole granules"
+    ]
+
+
+@_front(31)
+class ClearZone(NamedTuple):
+    """Zero the temporary zone, which no program has mapped any more."""
+
+    ticket: Ticket
+    free: Annotated[bool, flag(), "give its memory back instead"]
 
 
 # -- events ----------------------------------------------------------------------------------------

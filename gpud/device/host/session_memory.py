@@ -15,6 +15,8 @@ Properties:
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -78,6 +80,8 @@ class SessionMemory:
         put = self._thread.put
         self.handlers: dict[type, Handler] = {
             m.OpenArena: self._queue_open,
+            m.LendZone: self._queue_lend,
+            m.ClearZone: lambda command: put(_ARENAS, self._clear_zone, command),
             m.Ping: lambda command: put(_ARENAS, self._ping, command),
             m.Commit: lambda command: put(command.session, self._commit, command),
             m.Release: lambda command: put(command.session, self._in_pieces, command),
@@ -134,6 +138,40 @@ class SessionMemory:
 
     def _ping(self, command: m.Ping) -> None:
         self._send(m.Replied(command.ticket))
+
+    # -- memory that programs map in their turns: on the mapping thread
+
+    def _queue_lend(self, command: m.LendZone) -> None:
+        lend = partial(self._lend_zone, self._link.take_descriptor())
+        self._thread.put(_ARENAS, lend, command)
+
+    def _lend_zone(self, descriptor: int | None, command: m.LendZone) -> None:
+        if descriptor is None:
+            raise InvalidArgument("LendZone came without a file descriptor")
+        with socket.socket(fileno=descriptor) as program:
+            zone = self._zone()
+            memory = zone.lend(command.size)
+            try:
+                socket.send_fds(program, [zone.size.to_bytes(8, sys.byteorder)], [memory])
+            except OSError:
+                pass  # the program is gone
+            finally:
+                os.close(memory)
+        self._send(m.Replied(command.ticket))
+
+    def _clear_zone(self, command: m.ClearZone) -> None:
+        zone = self._zone()
+        if command.free:
+            zone.free()
+        else:
+            zone.clear()
+        self._send(m.Replied(command.ticket))
+
+    def _zone(self) -> Any:
+        zone = getattr(self._device, "zone", None)
+        if zone is None:
+            raise InvalidArgument(f"{self._device.name} has no memory that programs can map")
+        return zone
 
     # -- arrays, on devices that copy them: on the mapping thread, in pieces
 

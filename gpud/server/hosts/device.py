@@ -306,6 +306,14 @@ class Device(DeviceStatus):
         if self.state == "ready":
             self.registry.open_arena(session, lambda value, error: None)
 
+    def lend_zone(self, size: int, descriptor: int, on_reply: OnReply) -> None:
+        """Have the temporary zone sent on a socket, given by its descriptor; see `hm.LendZone`."""
+        self._request(lambda t: hm.LendZone(t, size), on_reply, descriptor)
+
+    def clear_zone(self, on_reply: OnReply, *, free: bool) -> None:
+        """Zero the temporary zone, or give its memory back; see `hm.ClearZone`."""
+        self._request(lambda t: hm.ClearZone(t, free), on_reply)
+
     def unload(self, module: Module) -> None:
         """Unload a module; none of its jobs is left."""
         module.forgotten = True

@@ -20,6 +20,7 @@ class Workload:
         owner: its session.
         need: what it asked for, in bytes; None: it does not know yet.
         weight: the length of its turns.
+        mapped: whether its program maps its memory itself.
         device: None until it is admitted.
         address: of its persistent memory.
         lent: address and bytes of its temporary memory; None: it has none.
@@ -40,6 +41,7 @@ class Workload:
         self.owner = owner
         self.need = _need(message)
         self.weight = message.weight
+        self.mapped = message.mapped
         self.device: int | None = None
         self.address = 0
         self.lent: Lent | None = None

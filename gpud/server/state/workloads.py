@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,10 +25,12 @@ from gpud.core.workloads.zones import Need
 from gpud.errors import GpudError, InvalidArgument, OutOfMemory, UnknownName
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
+from gpud.server.state.mapped_memory import MappedMemory, ZoneOwner
 from gpud.server.state.session import Session
 from gpud.server.state.workload import Workload, workload_name
 from gpud.server.state.workload_memory import WorkloadMemory
 from gpud.telemetry.records import Records
+from gpud.units import Address
 from gpud.wire import messages as wm
 
 __all__ = ["Workloads"]
@@ -54,6 +56,7 @@ class Workloads:
         self._loop = loop
         self._arenas = arenas
         self._memory = WorkloadMemory(arenas)
+        self._mapped = MappedMemory(arenas)
         self._records = records
         self.manager = WorkloadManager(())
         self.all: dict[int, Workload] = {}
@@ -83,6 +86,7 @@ class Workloads:
         settings: TurnSettings,
         copied: dict[int, str],
         open_arena: Callable[[int, int], None],
+        zones: Mapping[int, ZoneOwner],
     ) -> None:
         """Prepare for the devices, before the first session.
 
@@ -91,8 +95,10 @@ class Workloads:
             settings: of the turns.
             copied: the names of those with memory of their own.
             open_arena: has a device, given by index, open the arena of a session.
+            zones: the devices whose memory programs can map, by index.
         """
         self._open_arena = open_arena
+        self._mapped.set_up(zones)
         self.manager = WorkloadManager(sizes, settings)
         self._others = (0,) * len(sizes)
         self._copied = copied
@@ -122,17 +128,23 @@ class Workloads:
             InvalidArgument: the device cannot have workloads.
         """
         device = message.device
+        if message.mapped:
+            self._mapped.check(device)
+        else:
+            self._refuse_copied(device)
+        number = self._next
+        self._next += 1
+        workload = self.all[number] = Workload(number, session, message)
+        now_ns = workload.opened_ns
+        self._feed(wk.Opened(now_ns, number, workload.need, message.weight, device))
+
+    def _refuse_copied(self, device: int | None) -> None:
         devices = self._copied if device is None else {device} & self._copied.keys()
         for index in devices:
             raise InvalidArgument(
                 f"device {index} ({self._copied[index]}) has memory of its own, and its workloads "
                 "cannot take turns yet: use arrays of the session there, or a CPU device"
             )
-        number = self._next
-        self._next += 1
-        workload = self.all[number] = Workload(number, session, message)
-        now_ns = workload.opened_ns
-        self._feed(wk.Opened(now_ns, number, workload.need, message.weight, device))
 
     def begin(self, session: Session, message: wm.BeginIteration) -> None:
         """Wait for a workload's turn; answered when an iteration begins.
@@ -169,7 +181,8 @@ class Workloads:
             InvalidArgument: the workload is in no iteration.
         """
         workload = self._own(session, message.workload)
-        if workload.ends_iteration or not self._iterating(workload):
+        waits = workload.ends_iteration or workload.request is not None
+        if waits or not self._iterating(workload):
             raise InvalidArgument(
                 f"workload {workload_name(workload.number)} is in no iteration: begin one"
             )
@@ -256,7 +269,9 @@ class Workloads:
         owner = workload.owner.number
         now_ns = time.monotonic_ns()
         if workload.device is not None:
-            if not freed:
+            if workload.mapped:
+                self._mapped.close_workload(workload, freed=freed)
+            elif not freed:
                 self._memory.close_workload(owner, workload.device, workload.address, workload.lent)
             self._event("workload-closed", workload, now_ns)
         self._feed(wk.Closed(now_ns, number))
@@ -319,7 +334,10 @@ class Workloads:
 
     def _note_memory(self) -> None:
         """Tell the manager what ordinary arrays use now, before what it was told to handle."""
-        others = tuple(self._memory.other_bytes(index) for index in range(len(self._others)))
+        others = tuple(
+            self._memory.other_bytes(index) - self._mapped.counted_bytes(index)
+            for index in range(len(self._others))
+        )
         if others != self._others:
             self._others = others
             self._events.insert(0, wk.MemoryChanged(time.monotonic_ns(), others))
@@ -345,10 +363,15 @@ class Workloads:
         request, workload.request = workload.request, None
         assert request is not None
         sizes = region.size + region.offset, command.temporary
+        address, lent, arena = Address(0), None, None
         try:
-            address, lent, arena = self._memory.open_workload(
-                owner.number, owner.uid, command.device, region.start, sizes
-            )
+            if workload.mapped:
+                self._mapped.open_workload(workload, command.device, sizes[0])
+                lent = Address(0) if command.temporary else None
+            else:
+                address, lent, arena = self._memory.open_workload(
+                    owner.number, owner.uid, command.device, region.start, sizes
+                )
         except GpudError as error:
             del self.all[command.workload]
             self._events.append(wk.Closed(time.monotonic_ns(), command.workload))
@@ -382,6 +405,24 @@ class Workloads:
 
     def _grant(self, command: wk.Grant) -> None:
         workload = self.all[command.workload]
+        if workload.mapped:
+            self._mapped.begin_turn(workload, partial(self._lent, workload, command))
+        else:
+            self._granted(workload, command)
+
+    def _lent(self, workload: Workload, command: wk.Grant, error: GpudError | None) -> None:
+        """Answer a program that maps its memory, as that is there, or has failed with ``error``."""
+        if workload.number not in self.all:
+            return  # its request was answered when it ended
+        if error is None:
+            self._granted(workload, command)
+        else:
+            request, workload.request = workload.request, None
+            assert request is not None
+            workload.owner.fail(request, error)
+            self._feed(wk.Ended(time.monotonic_ns(), workload.number))
+
+    def _granted(self, workload: Workload, command: wk.Grant) -> None:
         request, workload.request = workload.request, None
         assert request is not None
         assert workload.device is not None
@@ -389,7 +430,7 @@ class Workloads:
         workload.waited_ns += time.monotonic_ns() - workload.asked_ns
         if command.begins_turn:
             workload.turns += 1
-            if workload.lent is not None:
+            if workload.lent is not None and not workload.mapped:
                 self._memory.begin_turn(workload.owner.number, workload.device, workload.lent)
         workload.standing = command.standing
         answer = {"new": command.begins_turn, "standing": command.standing}
@@ -404,7 +445,9 @@ class Workloads:
         workload = self.all[command.workload]
         assert workload.device is not None
         cleared = partial(self._cleared, workload)
-        if workload.lent is None:
+        if workload.mapped:
+            self._mapped.clear_temporary(workload, cleared)
+        elif workload.lent is None:
             cleared()
         else:
             owner = workload.owner.number
@@ -418,6 +461,10 @@ class Workloads:
         workload = self.all[command.workload]
         assert workload.device is not None
         region = command.region
+        if workload.mapped:
+            self._mapped.shrink_workload(workload, region.size + region.offset)
+            workload.lent = (0, command.temporary) if command.temporary else None
+            return
         workload.lent = self._memory.shrink_workload(
             workload.owner.number,
             workload.device,

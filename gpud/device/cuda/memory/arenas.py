@@ -26,6 +26,7 @@ from gpud.device.cuda.driver.serial_executor import SerialExecutor
 from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.quiescer import Quiescer, no_runs, offline_runs
 from gpud.device.cuda.memory.staging import Staging
+from gpud.device.cuda.memory.temporary_zone import TemporaryZone
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.errors import InvalidArgument
 
@@ -56,6 +57,7 @@ class Arenas:
 
     Attributes:
         context, quiescer: as given.
+        zone: the memory that programs map in their turns.
         staging: the buffers that copies go through.
 
     Raises:
@@ -77,6 +79,7 @@ class Arenas:
             )
         self.context = context
         self.staging = Staging(context)
+        self.zone = TemporaryZone(context, self, self.staging)
         self.quiescer = quiescer
         self._idle = idle
         self._executor = SerialExecutor("free arenas", threaded=threaded)
@@ -106,6 +109,7 @@ class Arenas:
 
     def close(self) -> None:
         """Finish freeing closed arenas. All arenas are closed, and nothing runs."""
+        self.zone.free()
         self._executor.close()
         self.staging.close()
 

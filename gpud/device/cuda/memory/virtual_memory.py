@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Protocol
 
+from gpud.device.cuda.driver.allocations import access_to, allocation_on, descriptor_kind
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import out_of_memory
@@ -53,25 +54,37 @@ class VirtualMemory:
         self._reserve = reserve
         self._staging = staging
         driver = context.enter()
-        self._location = _properties(driver.api, context.index)
+        self._allocation = allocation_on(driver.api, context.index)
+        self._exportable = allocation_on(driver.api, context.index, exportable=True)
         kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self.size = int(driver.call("cuMemGetAllocationGranularity", self._location, kind))
+        self.size = int(driver.call("cuMemGetAllocationGranularity", self._allocation, kind))
 
-    def create(self, size: int) -> Any:
+    def create(self, size: int, *, exportable: bool = False) -> Any:
         """Allocate memory without an address; returns its handle.
+
+        Args:
+            size: bytes, in whole granules.
+            exportable: whether `export` may be called with it.
 
         Raises:
             OutOfMemory: the device has too little left, and none can be reclaimed.
         """
         driver, reserve = self._context.enter(), self._reserve
+        wanted = self._exportable if exportable else self._allocation
         while True:
             freed = reserve.freed
             try:
-                return driver.call("cuMemCreate", size, self._location, 0)
+                return driver.call("cuMemCreate", size, wanted, 0)
             except DriverError as error:
                 if error.status != "OUT_OF_MEMORY" or not reserve.find_memory(freed):
                     limit = reserve.refusal_limit()
                     raise out_of_memory(self._context, error, size, limit) from error
+
+    def export(self, handle: Any) -> int:
+        """Return a descriptor, which the caller closes, with which a process can import memory."""
+        driver = self._context.enter()
+        kind = descriptor_kind(driver.api)
+        return int(driver.call("cuMemExportToShareableHandle", handle, kind, 0))
 
     def map(self, handle: Any, address: int, size: int) -> None:
         """Map memory to an address; `allow_access` makes it accessible."""
@@ -80,9 +93,7 @@ class VirtualMemory:
     def allow_access(self, address: int, size: int) -> None:
         """Let kernels and copies access what is mapped there."""
         driver = self._context.enter()
-        access = driver.api.CUmemAccessDesc()
-        access.location = self._location.location
-        access.flags = driver.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        access = access_to(driver.api, self._allocation)
         driver.call("cuMemSetAccess", address, size, [access], 1)
 
     def unmap(self, address: int, size: int) -> None:
@@ -125,14 +136,3 @@ class VirtualMemory:
         driver = self._context.enter()
         with self._context.watchdog.blocking_call(function):
             driver.call(function, *arguments)
-
-
-def _properties(api: Any, device: int) -> Any:
-    """Return properties of allocations on the device, shared with nobody."""
-    wanted = api.CUmemAllocationProp()
-    wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    location = api.CUmemLocation()
-    location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    location.id = device
-    wanted.location = location
-    return wanted

@@ -1,0 +1,295 @@
+"""Maps memory of a GPU into this process, at addresses that stay the same from turn to turn.
+
+Problem: a framework's kernels use addresses of this process. What persists must stay at its address
+while other programs have their turns; what is temporary must be the memory that all programs share,
+at an address of this program's own.
+
+Approach: the driver's virtual memory management. Addresses are reserved once. `MappedRange` backs
+the parts that are used with memory of this process's own; `MappedZone` maps the daemon's temporary
+zone, which it gets as a descriptor, during a turn only.
+
+Terms: a *granule* is the unit in which the driver maps memory (2 MiB and more).
+
+Source: CUDA Driver API 13.0, "Virtual Memory Management".
+
+Nothing here has run on a GPU yet; tests run it over the model of the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from gpud.device.cuda.driver.allocations import access_to, allocation_on, descriptor_kind
+from gpud.device.cuda.driver.calls import Driver, DriverError
+from gpud.errors import ConnectionLost, InvalidArgument, MissingDependency, OutOfMemory
+
+__all__ = ["MappedRange", "MappedZone", "ProcessGpu"]
+
+_TIMEOUT_S = 30.0
+"""How long the daemon's device host may take to send what it has said to have sent."""
+
+
+class ProcessGpu:
+    """A GPU as this process has it: its primary context, which frameworks use.
+
+    Args:
+        index: the GPU's number in this process, which ``CUDA_VISIBLE_DEVICES`` changes.
+        driver: replaces the machine's driver in tests.
+
+    Attributes:
+        granule: bytes.
+        memory_bytes: the GPU's memory, in whole granules.
+        name: the GPU's.
+
+    Raises:
+        MissingDependency: the driver's bindings are not installed.
+        InvalidArgument: there is no such GPU.
+    """
+
+    def __init__(self, index: int = 0, driver: Driver | None = None) -> None:
+        self.driver = driver = _open_driver() if driver is None else driver
+        try:
+            self._device = driver.call("cuDeviceGet", index)
+        except DriverError as error:
+            count = int(driver.call("cuDeviceGetCount"))
+            raise InvalidArgument(
+                f"there is no cuda:{index} in this process, which sees {count} GPUs: see "
+                "CUDA_VISIBLE_DEVICES"
+            ) from error
+        self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
+        self._allocation = allocation_on(driver.api, index)
+        self._access = access_to(driver.api, self._allocation)
+        kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        with self.entered():
+            self.granule = int(driver.call("cuMemGetAllocationGranularity", self._allocation, kind))
+        self.memory_bytes = self.whole(int(driver.call("cuDeviceTotalMem", self._device)))
+        raw: Any = driver.call("cuDeviceGetName", 256, self._device)
+        self.name = bytes(raw).partition(b"\0")[0].decode(errors="replace")
+
+    @contextmanager
+    def entered(self) -> Iterator[Driver]:
+        """Context manager; the GPU's context is current in this thread meanwhile."""
+        self.driver.call("cuCtxPushCurrent", self._context)
+        try:
+            yield self.driver
+        finally:
+            self.driver.call("cuCtxPopCurrent")
+
+    def whole(self, size: int) -> int:
+        """Return ``size`` in whole granules."""
+        return -(-size // self.granule) * self.granule
+
+    def synchronize(self) -> None:
+        """Wait for everything that this process has begun on the GPU."""
+        with self.entered() as driver:
+            driver.call("cuCtxSynchronize")
+
+    def read(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        """Return a copy of the GPU's memory."""
+        copy = np.empty(size, np.uint8)
+        with self.entered() as driver:
+            driver.call("cuMemcpyDtoH", copy.ctypes.data, address, size)
+        return copy
+
+    def write(self, address: int, values: np.ndarray[Any, Any]) -> None:
+        """Copy bytes to the GPU's memory; every later launch sees them."""
+        with self.entered() as driver:
+            driver.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
+            driver.call("cuStreamSynchronize", 0)
+
+    def close(self) -> None:
+        """Release the context, which the framework may still have."""
+        self.driver.call("cuDevicePrimaryCtxRelease", self._device)
+
+    # -- for ranges and zones
+
+    def reserve(self) -> int:
+        """Reserve as many addresses as the GPU has memory."""
+        with self.entered() as driver:
+            return int(driver.call("cuMemAddressReserve", self.memory_bytes, self.granule, 0, 0))
+
+    def free_addresses(self, address: int) -> None:
+        """Free reserved addresses, at which nothing is mapped."""
+        with self.entered() as driver:
+            driver.call("cuMemAddressFree", address, self.memory_bytes)
+
+    def create(self, size: int) -> Any:
+        """Allocate memory without an address.
+
+        Raises:
+            OutOfMemory: the GPU has too little left.
+        """
+        with self.entered() as driver:
+            try:
+                return driver.call("cuMemCreate", size, self._allocation, 0)
+            except DriverError as error:
+                if error.status != "OUT_OF_MEMORY":
+                    raise
+                free, _ = driver.call("cuMemGetInfo")
+                raise OutOfMemory(size, int(free), limit="device") from error
+
+    def imported(self, descriptor: int) -> Any:
+        """Return a handle of memory that another process has exported."""
+        with self.entered() as driver:
+            kind = descriptor_kind(driver.api)
+            return driver.call("cuMemImportFromShareableHandle", descriptor, kind)
+
+    def map(self, address: int, size: int, handle: Any) -> None:
+        """Map memory to reserved addresses, for kernels and copies to use."""
+        with self.entered() as driver, ExitStack() as undo:
+            driver.call("cuMemMap", address, size, 0, handle, 0)
+            undo.callback(driver.call, "cuMemUnmap", address, size)
+            driver.call("cuMemSetAccess", address, size, [self._access], 1)
+            undo.pop_all()
+
+    def unmap(self, address: int, size: int) -> None:
+        """Undo a `map`; nothing uses the memory any more."""
+        with self.entered() as driver:
+            driver.call("cuMemUnmap", address, size)
+
+    def release(self, handle: Any) -> None:
+        """Give memory up; it is free when it is mapped nowhere and nobody else has it."""
+        with self.entered() as driver:
+            driver.call("cuMemRelease", handle)
+
+
+class MappedRange:
+    """Addresses of which parts have memory of this process's own behind them.
+
+    Args:
+        gpu: has the memory.
+
+    Attributes:
+        address: of the first byte.
+        backed_bytes: how much memory there is.
+    """
+
+    def __init__(self, gpu: ProcessGpu) -> None:
+        self._gpu = gpu
+        self._backed: set[int] = set()  # granules, each an allocation of its own
+        self.address = gpu.reserve()
+
+    @property
+    def backed_bytes(self) -> int:
+        """How much memory there is behind the addresses."""
+        return len(self._backed) * self._gpu.granule
+
+    def pieces(self, parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return (offset, end) of the granules in which ``parts``, (offset, size), lie."""
+        granule = self._gpu.granule
+        numbers = {number for part in parts for number in self._granules(*part)}
+        return [(number * granule, (number + 1) * granule) for number in sorted(numbers)]
+
+    def back(self, offset: int, size: int) -> None:
+        """Have memory behind ``[offset, offset + size)``.
+
+        Raises:
+            OutOfMemory: the GPU has too little left; what was backed meanwhile stays so.
+        """
+        gpu = self._gpu
+        for number in self._granules(offset, size):
+            if number not in self._backed:
+                handle = gpu.create(gpu.granule)
+                try:
+                    gpu.map(self.address + number * gpu.granule, gpu.granule, handle)
+                    self._backed.add(number)
+                finally:
+                    gpu.release(handle)  # mapped, it stays
+
+    def close(self) -> None:
+        """Give up all memory, and the addresses."""
+        granule = self._gpu.granule
+        while self._backed:
+            self._gpu.unmap(self.address + self._backed.pop() * granule, granule)
+        self._gpu.free_addresses(self.address)
+
+    def _granules(self, offset: int, size: int) -> range:
+        granule = self._gpu.granule
+        return range(offset // granule, -(-(offset + size) // granule))
+
+
+class MappedZone:
+    """Addresses at which the daemon's temporary zone is mapped in this program's turns.
+
+    Args:
+        gpu: has the memory.
+
+    Attributes:
+        address: of the first byte.
+        size: bytes that are mapped; 0: nothing is.
+    """
+
+    def __init__(self, gpu: ProcessGpu) -> None:
+        self._gpu = gpu
+        self._mapped = 0
+        self.address = gpu.reserve()
+        self.size = 0
+
+    def map(self, descriptor: int, address: int) -> None:
+        """Map the zone that comes on a socket.
+
+        Args:
+            descriptor: of the socket; it is closed.
+            address: where, this zone's own or that of another range.
+
+        Raises:
+            ConnectionLost: it does not come: the device host has ended meanwhile.
+        """
+        with socket.socket(fileno=descriptor) as channel:
+            channel.settimeout(_TIMEOUT_S)
+            try:
+                said, received, _, _ = socket.recv_fds(channel, 8, 1)
+            except OSError:
+                said, received = b"", []
+        try:
+            if len(said) != 8 or len(received) != 1:
+                raise ConnectionLost(
+                    "the daemon has lent temporary memory that did not come: its device host has "
+                    "ended; begin the iteration again"
+                )
+            size = int.from_bytes(said, sys.byteorder)
+            handle = self._gpu.imported(received[0])
+        finally:
+            for one in received:
+                os.close(one)
+        try:
+            self._gpu.map(address, size, handle)
+        finally:
+            self._gpu.release(handle)  # mapped, it stays
+        self._mapped, self.size = address, size
+
+    def unmap(self) -> None:
+        """Give the zone up; nothing uses it any more."""
+        size, self.size = self.size, 0
+        if size:
+            self._gpu.unmap(self._mapped, size)
+
+    def close(self) -> None:
+        """Give up the zone and the addresses."""
+        self.unmap()
+        self._gpu.free_addresses(self.address)
+
+
+def _open_driver() -> Driver:
+    """Load the machine's driver as the framework has it: without the daemon's own settings."""
+    try:
+        from cuda.bindings import driver as api
+    except ImportError as error:
+        raise MissingDependency("cuda-bindings", extra="cuda13", cause=str(error)) from error
+    driver = Driver(api)
+    try:
+        driver.call("cuInit", 0)
+    except (DriverError, RuntimeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidArgument(
+            f"there is no GPU that this process could use ({first}): see nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES"
+        ) from error
+    return driver
