@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpud_ray import __version__
+from gpud_ray.cli.compare import compare
 
 __all__ = ["COMMANDS", "app"]
 
@@ -37,7 +38,7 @@ def _gpud_ray(
 
 
 # A command is a function in a module of its own beside this one; its entry here is its name.
-COMMANDS: dict[str, Callable[..., Any]] = {}
+COMMANDS: dict[str, Callable[..., Any]] = {"compare": compare}
 
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

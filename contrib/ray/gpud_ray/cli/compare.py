@@ -1,0 +1,87 @@
+"""The command ``gpud-ray compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["compare"]
+
+
+def compare(
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the figures into this file (PNG).")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Task sets of each kind.")] = 3,
+    instances: Annotated[
+        int, typer.Option(min=0, help="Compare with EGS on so many random instances, too.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
+) -> None:
+    """Compare policies for task sets on simulated GPUs, beside what was reported of EGS."""
+    from gpud_ray.sets.comparison import compare as run
+
+    found = run(seeds, instances, lambda what: typer.echo(f"simulating: {what}", err=True))
+    if picture is not None:
+        from gpud_ray.sets.figures import draw
+
+        draw(found, picture)
+        typer.echo(f"wrote {picture}", err=True)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    makespans = found["makespans_s"]
+    counts = list(makespans)
+    table = _table("makespan, simulated s", *(f"{count} tasks" for count in counts))
+    for name in next(iter(makespans.values())):
+        digits = 3 if name.endswith("(s)") else 1
+        table.add_row(name, *(f"{makespans[count][name]:.{digits}f}" for count in counts))
+    console.print(table)
+    table = _table("EGS in %; (reported)", *(f"{count} tasks" for count in counts))
+    for name, row in found["EGS_percent_of"].items():
+        reported = found["reported"]["EGS_percent_of"].get(name, ("-",) * len(counts))
+        cells = [f"{here} ({there})" for here, there in zip(row, reported, strict=True)]
+        table.add_row(f"of {name}", *cells)
+    console.print(table)
+    table = _table("EGS, 1,000 tasks", "simulated s")
+    for beta, makespan_s in found["beta_makespan_s"].items():
+        table.add_row(f"beta {beta}", f"{makespan_s:.1f}")
+    console.print(table)
+    table = _table("100 detections", "s", "without pressure", "peaks", "fails", "reported")
+    for count, row in found["parallel"].items():
+        here = row["assumed"]
+        table.add_row(
+            f"{count} parallel",
+            f"{here['makespan_s']:.1f}",
+            f"{row['without pressure']['makespan_s']:.1f}",
+            f"{here['peak_capsm_percent']} % CapSM, {here['peak_memory_percent']} % memory",
+            str(here["out_of_memory"]),
+            found["reported"]["parallel"][count],
+        )
+    console.print(table)
+    if "random_instances" in found:
+        table = _table("ours on random instances", "")
+        for name, value in found["random_instances"].items():
+            if name != "seeds_worse" or value:
+                table.add_row(name.replace("_", " "), str(value))
+        console.print(table)
+
+
+def _table(*columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table

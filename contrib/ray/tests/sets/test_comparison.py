@@ -1,0 +1,75 @@
+"""`gpud-ray compare`: the shapes of what was reported that are reproduced, and its outputs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpud_ray.cli import main
+from gpud_ray.sets.comparison import never_worse
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compare")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Any:
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main(["compare", "--seeds", "1", "--json", "--picture", str(folder / "sets.png")])
+    assert status == 0
+    return json.loads(out.getvalue())
+
+
+def test_makespans_have_the_order_that_was_reported(found: Any) -> None:
+    for row in found["makespans_s"].values():
+        for baseline in ("MCT", "Min-min", "Max-min"):
+            assert row["lower bound"] <= row["gpud"] < row["EGS"] < row[baseline] < row["greedy"]
+
+
+def test_what_egs_gains_over_greedy_is_most_with_few_tasks(found: Any) -> None:
+    few, more, many = found["EGS_percent_of"]["greedy"]
+    assert few < more <= many < 60
+
+
+def test_most_of_the_gain_over_mct_is_two_tasks_at_a_time(found: Any) -> None:
+    for row in found["makespans_s"].values():
+        assert row["MCT, two at a time"] < row["EGS"]
+
+
+def test_beta_is_best_in_the_middle(found: Any) -> None:
+    beta = {float(key): value for key, value in found["beta_makespan_s"].items()}
+    best = min(beta.values())
+    assert beta[0.4] < 1.05 * best
+    assert min(beta[0.1], beta[0.6]) > 1.1 * best
+
+
+def test_parallel_tasks(found: Any) -> None:
+    rows = {int(key): row["assumed"] for key, row in found["parallel"].items()}
+    assert rows[1]["peak_capsm_percent"] < 30
+    assert rows[2]["makespan_s"] < rows[1]["makespan_s"] < rows[4]["makespan_s"]
+    assert [rows[n]["out_of_memory"] > 0 for n in (1, 2, 4, 5)] == [False, False, False, True]
+    assert (rows[4]["peak_capsm_percent"], rows[4]["peak_memory_percent"]) == (100, 95)
+
+
+def test_the_picture_is_written(found: Any, folder: Path) -> None:
+    assert (folder / "sets.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_is_printed_with_random_instances(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--seeds", "1", "--instances", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "of Min-min" in out
+    assert "worse than EGS" in out
+
+
+def test_random_instances_are_not_worse_than_egs() -> None:
+    found = never_worse(8)
+    assert found["worse_than_EGS"] == 0
+    assert 1 <= found["mean_of_lower_bound"] < 1.3
