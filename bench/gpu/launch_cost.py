@@ -4,9 +4,12 @@
 
 A request is a sequence of kernels of about 20 us, each with a task block for each place of the GPU.
 It is run again and again on an idle GPU, alone: by gpud's CUDA device with its launches queued as a
-CUDA graph, by native code, and from Python (`gpud.device.cuda.launch.batch`), and by the driver
-alone as a native graph. The sides take turns. Measured on the host: from the call that begins the
-request until that returns, and until the request is over.
+CUDA graph, by native code, and from Python (`gpud.device.cuda.launch.batch`); as a graph whose
+launches are opened by their own blocks, without a gate before each
+(`gpud.device.cuda.program.fold_gate`); and by the driver alone as a native graph, of the kernels,
+and of the kernels with one of a single block before each, as gates are. The sides take turns.
+Measured on the host: from the call that begins the request until that returns, and until the
+request is over.
 
 Prints a table and writes bench/results/gpu_launch_cost.json row by row; an interrupted run is
 continued. ``batches``: how many requests were queued as what.
@@ -47,6 +50,8 @@ KERNELS = (1, 16, 200)
 BLOCK_US = 20.0
 THREADS = 256
 NATIVE = "native graph"
+NATIVE_GATES = "native, two each"
+FOLDED = "graph, folded"
 FIRST = 3
 """Requests that are not counted: gpud prepares a sequence's launches at the end of the second."""
 
@@ -66,9 +71,12 @@ def main() -> int:
     gpu = Gpu()
     warm_up(gpu)
     kept = Rows("launch_cost", gpu, {"rounds": options.rounds})
-    print(f"{'kernels':>8}  {'side':<14}{'begun p50 us':>13}{'over p50 us':>13}{'p99':>10}")
+    print(f"{'kernels':>8}  {'side':<18}{'begun p50 us':>13}{'over p50 us':>13}{'p99':>10}")
     with ExitStack() as stack:
         devices = {path: stack.enter_context(cuda_device(launches=path)) for path in LAUNCH_PATHS}
+        devices[FOLDED] = stack.enter_context(
+            cuda_device(launches=LAUNCH_PATHS[0], variants=("folded_gates",))
+        )
         for count in options.kernels or KERNELS:
             if not kept.has(kernels=count, side=NATIVE):
                 for row in measure(gpu, devices, count, options.rounds):
@@ -90,6 +98,7 @@ def measure(gpu: Gpu, devices: dict[str, Any], count: int, rounds: int) -> list[
             loops = loops or kernel.loops_for(BLOCK_US, _runner(device, kernel, slots))
             sequence = device.prepare([kernel.spec(slots, loops)] * count)
             sides[path] = _ours(device, sequence, slots)
+        sides[NATIVE_GATES] = _native(gpu, slots, loops, count, gates=True)
         sides[NATIVE] = _native(gpu, slots, loops, count)
         before = {path: _counts(device) for path, device in devices.items()}
         times: dict[str, list[tuple[int, int]]] = {name: [] for name in sides}
@@ -149,7 +158,8 @@ def _ours(device: Any, sequence: Any, slots: int) -> Side:
     return side
 
 
-def _native(gpu: Gpu, slots: int, loops: int, count: int) -> Side:
+def _native(gpu: Gpu, slots: int, loops: int, count: int, *, gates: bool = False) -> Side:
+    """Return requests without gpud; ``gates``: with a short kernel of one block before each."""
     program = compile_program(SOURCE, kill=False)
     function = gpu.load(program.original_ptx).function(ENTRY)
     stream = gpu.stream(gpu.highest_priority)
@@ -161,8 +171,11 @@ def _native(gpu: Gpu, slots: int, loops: int, count: int) -> Side:
         loops.to_bytes(4, "little"),
     ]
     buffer = pack_parameters(function.parameters, values)
+    short = pack_parameters(function.parameters, [*values[:-1], (1).to_bytes(4, "little")])
     with Graph(gpu, stream) as graph:
-        for _ in range(count):
+        for number in range(count):
+            if gates and number:
+                function.launch((1, 1, 1), (1, 1, 1), short, stream=stream)
             function.launch((slots, 1, 1), (THREADS, 1, 1), buffer, stream=stream)
 
     kept = notes, out  # as long as the graph
@@ -183,7 +196,7 @@ def line(row: dict[str, Any]) -> str:
     begun, over = row["begun_us"], row["over_us"]
     how = ", ".join(f"{value} {what}" for what, value in row["batches"].items())
     return (
-        f"{row['kernels']:>8}  {row['side']:<14}{begun['p50']:>13.1f}{over['p50']:>13.1f}"
+        f"{row['kernels']:>8}  {row['side']:<18}{begun['p50']:>13.1f}{over['p50']:>13.1f}"
         f"{over['p99']:>10.1f}  {how}"
     )
 

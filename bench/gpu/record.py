@@ -41,16 +41,26 @@ def release_path() -> str:
 
 
 def gpud_paths() -> dict[str, str]:
-    """Return the release path and the launch path, from ``GPUD_LAUNCH_PATH``, as daemons do."""
+    """Return the release path, the launch path and the variants of kernels, as daemons have them.
+
+    From ``GPUD_RELEASE_PATH``, ``GPUD_LAUNCH_PATH`` and ``GPUD_KERNEL_VARIANTS``.
+    """
     found = load(file=os.devnull)
-    return {"release_path": found.release_path, "launch_path": found.launch_path}
+    return {
+        "release_path": found.release_path,
+        "launch_path": found.launch_path,
+        "kernel_variants": ",".join(found.kernel_variants),
+    }
 
 
 def cuda_device(**options: Any) -> Any:
     """gpud's CUDA device, to be used in a ``with`` block."""
     sys.setswitchinterval(1e-4)  # as a device host does
     paths = gpud_paths()
-    ours = {"release": paths["release_path"], "launches": paths["launch_path"]}
+    variants = [name for name in paths["kernel_variants"].split(",") if name != "none"]
+    ours = {
+        "release": paths["release_path"], "launches": paths["launch_path"], "variants": variants,
+    }  # fmt: skip
     return CUDADevice(0, **{**ours, **options})
 
 
@@ -94,7 +104,7 @@ class Rows:
         except (OSError, ValueError):
             return []
         here = {**self._gpu.describe(), **gpud_paths()}
-        known = ("gpu", "driver", "release_path", "launch_path")
+        known = ("gpu", "driver", "release_path", "launch_path", "kernel_variants")
         same = all(found.get(key) == here[key] for key in known)
         if found.get("complete", True) or not same or found["settings"] != self._settings:
             return []

@@ -17,6 +17,8 @@ release path (``GPUD_RELEASE_PATH``):
                  online kernel's, by SM and by index: an online block may then find no room until
                  offline blocks are compacted (`gpud.device.cuda.placement.compaction`)
 ``N threads``    offline blocks of fewer threads than `THREADS`: more of them are resident
+``returned``     one task block claimed in advance always, which a released block gives back
+                 (`gpud.device.cuda.program.give_back`)
 ``1 at a time``  claims of one task block, for the lengths for which the device chooses others;
                  blocks with larger claims have unfinished ones when they are released
 
@@ -71,6 +73,7 @@ TIMEOUT_S = 60.0
 BY_INDEX = "by index"
 SMALL = "small"
 SINGLY = "1 at a time"
+RETURNED = "returned"
 """Variants, over the configured path."""
 
 
@@ -242,7 +245,7 @@ def main() -> int:
     first = release_path()
     others = [path for path in RELEASE_PATHS if path != first]
     small = (SMALL, f"{SMALL} {BY_INDEX}")
-    paths = (first, "plain", *others, *FEWER_THREADS, BY_INDEX, *small, SINGLY)
+    paths = (first, "plain", *others, *FEWER_THREADS, RETURNED, BY_INDEX, *small, SINGLY)
     for part, path in product((BLOCKS_US[:FIRST], BLOCKS_US[FIRST:]), paths):
         lengths = _lengths(path)
         left = [
@@ -256,7 +259,8 @@ def main() -> int:
             continue
         form: Form = "unmodified" if path == "plain" else "persistent"
         release, by_sm = path if path in others else first, not path.endswith(BY_INDEX)
-        with cuda_device(release=release, by_sm=by_sm) as device:
+        own = {"variants": ("returned_claims",)} if path == RETURNED else {}
+        with cuda_device(release=release, by_sm=by_sm, **own) as device:
             for block_us in left:
                 row = measure(
                     device, path, block_us, form, clock, options.events, options.scale,

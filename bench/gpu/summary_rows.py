@@ -37,6 +37,8 @@ def rows(results: Path) -> dict[str, list[Row]]:
 def source(found: Mapping[str, Any]) -> str:
     """Return the GPU, the driver, gpud's paths and the date of results."""
     path = f"release path {found['release_path']}, launch path {found['launch_path']}"
+    if found["kernel_variants"] != "none":
+        path += f", {found['kernel_variants']}"
     return f"{found['gpu']}, driver {found['driver']}, {path}, {found['date'][:10]}"
 
 

@@ -178,6 +178,14 @@ class Config:
         "how launches of a sequence that runs again are queued on a GPU: as a CUDA graph, by "
         "native code, or by one call from Python after the other",
     )
+    kernel_variants: tuple[str, ...] = _setting(
+        types.listed(types.choice("none", "folded_gates", "returned_claims", "chunk_counts")),
+        "none",
+        "what kernels on a GPU do that has yet to be measured: their blocks open the launches of a "
+        "sequence themselves (folded_gates), always claim a task block in advance and give it back "
+        "where they are released (returned_claims), or count what is done once for several task "
+        "blocks (chunk_counts)",
+    )
     hold_ns: int = _setting(
         quantities.duration("ms", most_s=60),
         "0 ms",

@@ -12,7 +12,7 @@ GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -237,6 +237,10 @@ class Run(Protocol):
     @property
     def release_ns(self) -> int:
         """The longest release so far: from the request until the last released block had left."""
+
+    @property
+    def ways(self) -> Mapping[str, int]:
+        """How often its launches were queued in which way, and why; empty: the device has one."""
 
 
 Arrays = Literal["shared", "copied"]

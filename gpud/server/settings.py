@@ -123,6 +123,8 @@ def host_arguments(config: Config) -> tuple[str, ...]:
         str(config.lane_hold_ns / 1e9),
         "--launch-path",
         config.launch_path,
+        "--kernel-variants",
+        ",".join(config.kernel_variants),
         *_dump_arguments(config),
     )
 

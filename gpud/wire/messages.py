@@ -634,7 +634,8 @@ class Finished(NamedTuple):
         dict[str, Any],
         plain(),
         'a map: "queued_s", "first_block_s", "run_s", "release_s" (seconds), "resizes", '
-        '"capsm_seconds"; nil where unknown',
+        '"capsm_seconds", "queued_as" (on a GPU, a map: how often its launches were queued in '
+        "which way, and why); nil where unknown",
     ]
     progress: Annotated[tuple[int, int], pair(uint(63), uint(63)), "task blocks: done, total"]
 

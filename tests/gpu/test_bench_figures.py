@@ -20,6 +20,7 @@ from tests.gpu.test_bench_timestamps import made
 
 WHERE = {
     "gpu": "A GPU", "driver": "1.2", "release_path": "mapped", "launch_path": "graph",
+    "kernel_variants": "none",
     "date": "2026-01-02T03:04:05+00:00",
 }  # fmt: skip
 

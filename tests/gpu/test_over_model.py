@@ -16,6 +16,7 @@ from bench.gpu.instrumentation import driver
 from bench.gpu.instrumentation.driver import Gpu
 from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.cuda.program.variants import NAMES
 from gpud.units import Partitions
 from tests.conformance.runner import LoadedCase
 from tests.conformance.stress import stress
@@ -44,14 +45,16 @@ def gpu(fake: CPUDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu()
 
 
-PATHS = ["mapped", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
+VARIANTS = "mapped, with all variants of kernels"
+PATHS = ["mapped", VARIANTS, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
 
 
 @pytest.fixture(params=PATHS)
 def cuda(request: pytest.FixtureRequest, fake: CPUDriver) -> Iterator[Any]:
     device = pytest.importorskip("gpud.device.cuda.device", reason="there is no CUDA device yet")
     calls = pytest.importorskip("gpud.device.cuda.driver.calls")
-    with device.CUDADevice(0, release=request.param, driver=calls.Driver(fake)) as one:
+    release, variants = request.param.split(",")[0], NAMES if request.param == VARIANTS else ()
+    with device.CUDADevice(0, release=release, variants=variants, driver=calls.Driver(fake)) as one:
         yield one
 
 

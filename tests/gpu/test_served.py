@@ -410,3 +410,24 @@ def test_gpu_metrics_are_unknown_without_nvml(gpu: gc.Session) -> None:
     # The model's GPU is none that NVML knows, if there is NVML here at all.
     assert device["gpu_utilisation_percent"] is None
     assert device["gpu_last_xid"] is None
+
+
+def test_how_launches_were_queued_is_in_a_jobs_statistics_and_the_status(
+    served: Served, gpu: gc.Session
+) -> None:
+    x, k = gpu.array(ints()), kernel(gpu, "add")
+    before = gpu.query("status")["devices"][0]["queued_as"] or {}
+    ways = []
+    for _ in range(4):
+        job = gpu.sequence([k.call(N // 128, 128, (x, np.int32(1)))] * 3)
+        job.result(timeout=TIMEOUT_S)
+        ways.append(job.stats["queued_as"])
+    assert ways == [{"one by one: not prepared": 1}] * 2 + [{"graph": 1}] * 2
+    after = gpu.query("status")["devices"][0]["queued_as"]
+    assert after["graph"] - before.get("graph", 0) == 2
+    told = subprocess.run(
+        [sys.executable, "-c", "from gpud_client.cli import main; main()", "status",
+         "--socket", served.path],
+        check=True, capture_output=True, text=True, timeout=TIMEOUT_S,
+    ).stdout  # fmt: skip
+    assert f"{after['graph']} graph" in told

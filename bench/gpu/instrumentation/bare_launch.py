@@ -25,6 +25,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.program.by_value import News, encode_addresses, job_values
 from gpud.device.cuda.program.forward_news import look_limit
 from gpud.device.cuda.program.give_back import stack_bytes, stack_head
+from gpud.device.cuda.program.variants import Variants
 from gpud.device.interface import pack_parameters
 
 __all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
@@ -192,8 +193,9 @@ def loaded(
         program.cuda, form="persistent", bounds_checks=bounds_checks, kill=False
     ).ptx
     module = cuda.load(
-        ptx, host_poll=own_words, news=news, chunk_counts=chunk_counts, gives_back=give_back
-    )
+        ptx, host_poll=own_words, news=news,
+        variants=Variants(returned_claims=give_back, chunk_counts=chunk_counts),
+    )  # fmt: skip
     kernel = module.kernel(program.entry)
     if most_shared:
         kernel.share_sms()

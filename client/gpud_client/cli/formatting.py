@@ -11,6 +11,7 @@ __all__ = [
     "bar",
     "clock",
     "count",
+    "counted",
     "error",
     "first",
     "gauges",
@@ -112,6 +113,14 @@ def pause(value: Any) -> str:
     if not isinstance(value, Mapping):
         return "-"
     return text(f"by {value.get('by')} since {value.get('since')}")
+
+
+def counted(value: Any) -> str:
+    """Format how often what happened, the most frequent first: ``12 graph, 2 native``."""
+    if not isinstance(value, Mapping):
+        return "-"
+    ordered = sorted(value.items(), key=lambda item: (-int(item[1]), str(item[0])))
+    return ", ".join(f"{int(times):,} {text(what)}" for what, times in ordered) or "-"
 
 
 def gauges(device: Mapping[str, Any]) -> str:

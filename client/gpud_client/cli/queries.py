@@ -134,6 +134,8 @@ def status(
     for row in answer.get("devices", []):
         if row.get("paused"):
             say(f"device {row['index']} is paused {formatting.pause(row['paused'])}")
+        if row.get("queued_as"):
+            say(f"device {row['index']} queued launches {formatting.counted(row['queued_as'])}")
     say_others(answer)
 
 

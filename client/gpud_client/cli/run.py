@@ -434,6 +434,8 @@ def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
     ]  # fmt: skip
     if stats.get("resizes"):
         times.append(f"{stats['resizes']} resize{'s' * (stats['resizes'] > 1)}")
+    if stats.get("queued_as"):
+        times.append(f"queued {formatting.counted(stats['queued_as'])}")
     done, total = report["progress"]
     say(
         f"job {report['job']} {report['state']}: {done:,} of {total:,} task blocks, "

@@ -27,6 +27,7 @@ _NO_STATS: dict[str, Any] = {
     "release_s": None,
     "resizes": 0,
     "capsm_seconds": None,
+    "queued_as": None,
 }
 
 
@@ -195,7 +196,9 @@ class JobBase(Displayed):
         In seconds: ``queued_s`` from submission to start, ``first_block_s`` from start to the first
         task block, ``run_s`` from start to end or until now, and ``release_s``, the longest time
         that blocks took to leave after they were told to release. Then ``resizes``, how often its
-        allocation has changed, and ``capsm_seconds``. None where unknown.
+        allocation has changed, and ``capsm_seconds``. On a GPU ``queued_as``, once it has ended:
+        how often its launches were queued as a CUDA ``graph``, by ``native`` calls or ``one by
+        one``, and why. None where unknown.
         """
         row = yield from self._describe()
         if row is None:

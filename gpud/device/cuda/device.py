@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -46,6 +46,7 @@ from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.partitioner import Partitioner
 from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.program.occupancy import check_shape, measured
+from gpud.device.cuda.program.variants import Variants, variants_of
 from gpud.device.interface import Arrays, LaunchSpec
 from gpud.device.launch_checks import checked_block
 from gpud.errors import DeviceLost, InvalidArgument
@@ -69,6 +70,7 @@ class CUDADevice:
             the highest indices, for comparison. See `gpud.device.cuda.placement.release_order`.
         launches: how launches of a sequence that runs again are queued: one of
             `gpud.device.cuda.launch.batch.LAUNCH_PATHS`.
+        variants: names of `gpud.device.cuda.program.variants`: what is to be tried besides.
         dump: writes the programs as they are loaded; None: nobody wants to see them.
         driver: replaces the machine's driver in tests.
         watch: whether to start the watcher thread and the watchdog; tests may poll by hand instead.
@@ -78,6 +80,7 @@ class CUDADevice:
             output_buffers, control_stream, control_event: shared by all runs, see
             `gpud.device.cuda.execution.run_context.RunContext`.
         batches: how launches were queued is in its ``counts``; None: one by one.
+        variants: as given.
         partitions: how many SMs a job may reserve exclusively.
         lock: guards all runs.
 
@@ -95,6 +98,7 @@ class CUDADevice:
         *,
         release: str = "mapped",
         launches: str = LAUNCH_PATHS[0],
+        variants: Collection[str] = (),
         by_sm: bool = True,
         dump: DumpFolder | None = None,
         driver: Driver | None = None,
@@ -104,6 +108,7 @@ class CUDADevice:
             known = ", ".join(RELEASE_PATHS)
             raise InvalidArgument(f"there is no release path {release!r}; there are {known}")
         check_launch_path(launches)
+        self.variants = variants_of(variants)
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
         self._closed = False
@@ -230,8 +235,7 @@ class CUDADevice:
         *,
         host_poll: bool | None = None,
         news: bool | None = None,
-        chunk_counts: bool = False,
-        gives_back: bool = False,
+        variants: Variants | None = None,
     ) -> CUDAModule:
         """Load a PTX program; see `CUDAModule`.
 
@@ -240,8 +244,7 @@ class CUDADevice:
             arena: that its kernels may access.
             host_poll: see `CUDAModule`; None: what the release path needs.
             news: likewise.
-            chunk_counts: see `CUDAModule`.
-            gives_back: likewise.
+            variants: likewise; None: the device's.
         """
         with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
@@ -250,8 +253,8 @@ class CUDADevice:
         module = CUDAModule(
             self.context, text, arena, self.device_blocks,
             host_poll=release.host_poll if host_poll is None else host_poll,
-            news=release.news if news is None else news, chunk_counts=chunk_counts,
-            gives_back=gives_back, dump=self._dump,
+            news=release.news if news is None else news,
+            variants=self.variants if variants is None else variants, dump=self._dump,
         )  # fmt: skip
         handle = module.release()
         self._programs[int(handle)] = handle

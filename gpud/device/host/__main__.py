@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--release-path", default="mapped", help="of a GPU")
     parser.add_argument("--lane-hold-seconds", type=float, default=0.0002, help="before it lends")
     parser.add_argument("--launch-path", default="graph", help="of a GPU")
+    parser.add_argument("--kernel-variants", default="none", help="of a GPU, with commas between")
     parser.add_argument("--dump", help="the folder to write LLVM IR, or loaded PTX, to")
     parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
@@ -57,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.launch_path,
             options.dump,
             options.dump_kernels,
+            tuple(name for name in options.kernel_variants.split(",") if name != "none"),
         )
         device = open_device(parse_device(options.device), settings)
         connection = socket.socket(fileno=options.fd)
@@ -88,6 +90,7 @@ class DeviceSettings(NamedTuple):
         launch_path: see `gpud.device.cuda.launch.batch`.
         dump, dump_kernels: arguments of `gpud.compiler.dump_folder.DumpFolder`, the second with
             commas; None: nothing is dumped.
+        kernel_variants: see `gpud.device.cuda.program.variants`.
     """
 
     compile_seconds: float = 60.0
@@ -96,6 +99,7 @@ class DeviceSettings(NamedTuple):
     launch_path: str = "graph"
     dump: str | None = None
     dump_kernels: str = "*"
+    kernel_variants: tuple[str, ...] = ()
 
 
 def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
@@ -118,6 +122,7 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
                 spec.number,
                 release=settings.release_path,
                 launches=settings.launch_path,
+                variants=settings.kernel_variants,
                 dump=folder,
             )
         except (DriverError, DeviceLost) as error:

@@ -380,6 +380,11 @@ class RunEnded(NamedTuple):
     release_ns: Annotated[
         int, uint(63), "its longest release, until the last block had left; 0 without releases"
     ]
+    ways: Annotated[
+        dict[str, Any] | None,
+        plain(),
+        "how often its launches were queued in which way, and why; nil: the device has one way",
+    ] = None
 
 
 @_host(70)

@@ -190,6 +190,7 @@ class RunningJob:
             total,
             run.first_block_ns,
             run.release_ns,
+            dict(run.ways) or None,
         )
 
 

@@ -112,6 +112,7 @@ class DeviceRows:
             "allocated_sms": float(load.allocated),
             "jobs": load.jobs,
             "online_jobs": load.online,
+            "queued_as": dict(device.ways) or None,
             "memory_used_bytes": self._arenas.used_bytes(device.index),
         }
 

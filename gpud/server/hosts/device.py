@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ class Device(DeviceStatus):
         registry: the resources that the current host holds.
         jobs: sends jobs to the host.
         requests: sends other requests to the host.
+        ways: how often launches were queued in which way, and why, since it was opened.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Device(DeviceStatus):
         self.requests = HostRequests(self, self._loader)
         self._starting: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self.ways: Counter[str] = Counter()
         self._early_ends = 0  # hosts that ended before they were ready, since one was
         self._late_ends: list[float] = []
         self._settled = asyncio.Event()

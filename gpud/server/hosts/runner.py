@@ -319,6 +319,9 @@ class Runner:
         job.progress = (message.done, message.total)
         job.first_block_ns = message.first_block_ns
         job.release_ns = message.release_ns
+        if message.ways:
+            job.ways = message.ways
+            self._devices[job.device].ways.update(message.ways)
         self.feed(ev.JobEnded(time.monotonic_ns(), job.id, failed, message.complete))
 
     # -- commands

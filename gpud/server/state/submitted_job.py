@@ -69,6 +69,7 @@ class SubmittedJob:
         "id", "kernels", "lane", "launches", "memory_bytes", "number", "occupancy", "online",
         "output", "owner", "program", "progress", "progressed_ns", "record", "release_ns",
         "resizes", "sequence", "session", "sites", "started_ns", "state", "submitted_ns", "uid",
+        "ways",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +105,7 @@ class SubmittedJob:
         self.progressed_ns: int | None = None
         self.first_block_ns = 0
         self.release_ns = 0
+        self.ways: dict[str, Any] | None = None
         self.resizes = 0
         self.state: str | None = None
         self.ended_ns: int | None = None
@@ -165,6 +167,7 @@ class SubmittedJob:
             "release_s": self.release_ns / 1e9 if self.release_ns else None,
             "resizes": self.resizes,
             "capsm_seconds": capsm_s,
+            "queued_as": self.ways,
         }
 
     def row(self, now_ns: int, user: str, epoch_ns: int) -> dict[str, Any]:

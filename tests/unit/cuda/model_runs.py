@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from gpud.device.cuda.device import CUDADevice
@@ -13,14 +13,15 @@ from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
 
 _HIDDEN = "(.param .u64 x, .param .u64 gpud_loop_control)"
+_LOOP = ".reg .b32 %gpud_loop_ahead; .shared .align 16 .b8 gpud_loop_slots[16];"
 PROGRAM = f"""
 .version 8.0
 .target sm_75
 .address_size 64
 .global .align 8 .b8 table[16];
 .const .align 8 .b8 gpud_arena[16];
-.visible .entry persistent_a{_HIDDEN} {{ ret; }}
-.visible .entry persistent_b{_HIDDEN} {{ ret; }}
+.visible .entry persistent_a{_HIDDEN} {{ {_LOOP} ret; }}
+.visible .entry persistent_b{_HIDDEN} {{ {_LOOP} ret; }}
 .visible .entry sliced_c{_HIDDEN} {{ ret; }}
 .visible .entry whole_d{_HIDDEN} {{ ret; }}
 .visible .entry plain_e(.param .u64 x) {{ ret; }}
@@ -32,7 +33,12 @@ _KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"
 
 @contextmanager
 def device_of(
-    fake: SteppedDriver, release: str = "mapped", *, by_sm: bool = True, launches: str = "graph"
+    fake: SteppedDriver,
+    release: str = "mapped",
+    *,
+    by_sm: bool = True,
+    launches: str = "graph",
+    variants: Collection[str] = (),
 ) -> Iterator[CUDADevice]:
     """A device on the model, without a watcher thread; checks that it is closed without leaks.
 
@@ -40,8 +46,9 @@ def device_of(
     """
     fake.reads_news = RELEASE_PATHS[release].news
     device = CUDADevice(
-        driver=Driver(fake), release=release, by_sm=by_sm, launches=launches, watch=False
-    )
+        driver=Driver(fake), release=release, by_sm=by_sm, launches=launches, variants=variants,
+        watch=False,
+    )  # fmt: skip
     yield device
     fake.fail(0, "")
     device.close()

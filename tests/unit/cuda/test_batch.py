@@ -232,7 +232,7 @@ def test_whichever_native_call_fails_what_is_queued_is_known(
         assert function in ("cuLaunchKernel", "cuEventRecord", "cuLaunchHostFunc")
         assert done <= 16
     if function == "cuGraphLaunch" and nth == 1 and path == "graph":
-        assert counts(device)["one by one: the driver launches no graph"] == 1
+        assert counts(device)["native: the driver launches no graph"] == 1
     ran_before = len(fake.ran)
     run(fake, device, sequence)
     assert len(fake.ran) - ran_before == 16

@@ -26,6 +26,7 @@ class FakeRun:
         self.progress = (3, 2, 9)
         self.first_block_ns = 4
         self.release_ns = 5
+        self.ways = {"graph": 2}
         self.ended = self.killed = 0
         self.sizes: list[int] = []
         self.during_resize: Callable[[], None] = lambda: None
@@ -67,7 +68,7 @@ class Case:
         self.running.on_over()
 
 
-ENDED = m.RunEnded(7, None, True, b"out", 9, 9, 4, 5)
+ENDED = m.RunEnded(7, None, True, b"out", 9, 9, 4, 5, {"graph": 2})
 
 
 def test_each_block_that_leaves_is_reported() -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from gpud.device.cpu.abi.records import NONE, RingError
@@ -143,6 +144,7 @@ class CPULane:
     complete = True
     first_block_ns = 0
     release_ns = 0
+    ways: Mapping[str, int] = MappingProxyType({})
 
     def end(self) -> None:
         """Run no further launch; running task blocks go on to their end, and the lane ends."""

@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from gpud.compiler.abi import control_words as cw
@@ -106,7 +107,10 @@ class CPURun:
         release_ns: the longest release so far.
         cost: capacity that a block takes of its SM, in units of `SM_CAPACITY`.
         cleared: indices of SMs where it must have no blocks.
+        ways: nothing; see `gpud.device.interface.Run`.
     """
+
+    ways: Mapping[str, int] = MappingProxyType({})
 
     __slots__ = (
         "__weakref__", "_allotted", "_began_ns", "_ended", "_final", "_first_block_ns", "_launches",

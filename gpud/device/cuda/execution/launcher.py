@@ -4,11 +4,13 @@ Problem: the number of resident blocks must follow the slices that the run is gi
 some SMs may be barred to it.
 
 Approach: launches in persistent form are queued on the run's stream until `WINDOW` are there, with
-gates between (`gpud.device.cuda.launch.gate`). To shrink, blocks are told to release. To grow, one
-more launch on the same job record, a *helper*, is begun on a stream of its own; where there are too
-many helpers, it replaces the smallest. Limits are never raised, so it does not matter whether a
-block that was told to release has seen it yet. Launches in other forms are begun one by one, in
-sub-grids if they are sliced: a resize changes the next sub-grid.
+gates between (`gpud.device.cuda.launch.gate`), or none where blocks open their launches themselves
+(`gpud.device.cuda.program.fold_gate`); a launch that was queued before has a gate in any case. To
+shrink, blocks are told to release. To grow, one more launch on the same job record, a *helper*, is
+begun on a stream of its own; where there are too many helpers, it replaces the smallest. Limits are
+never raised, so it does not matter whether a block that was told to release has seen it yet.
+Launches in other forms are begun one by one, in sub-grids if they are sliced: a resize changes the
+next sub-grid.
 
 SMs may be *barred* to the run: it was told to clear them, they are kept free for an online launch
 (`gpud.device.cuda.placement.compaction`), or they belong to other jobs' partitions. The run's
@@ -33,6 +35,7 @@ The device's lock guards all of it.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Final
 
@@ -43,6 +46,7 @@ from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import WINDOW, CUDASequence
 from gpud.device.cuda.placement.compaction import PendingBlocks
 from gpud.device.cuda.placement.green_context import GreenContext
+from gpud.device.cuda.program.by_value import NO_GATE, Folded
 from gpud.errors import GpudError
 
 __all__ = ["Launcher"]
@@ -67,6 +71,7 @@ class Launcher:
 
     Attributes:
         cleared: SMs that the run was told to clear.
+        ways: see `gpud.device.interface.Run`.
     """
 
     def __init__(
@@ -84,7 +89,9 @@ class Launcher:
         self._urgent = urgent
         self._partition = partition
         self._next = 0  # the launch that is queued next
+        self._fresh = 0  # the first launch that has never been queued
         self.cleared: frozenset[int] = frozenset()
+        self.ways: Counter[str] = Counter()
 
     # -- growing
 
@@ -241,10 +248,15 @@ class Launcher:
                 if self._queue_batch(slices):
                     finished = not self._more
                     continue
-                if number != tracker.due or not tracker.opened:
-                    records.gate(number, always=number == tracker.due)
-                self._add_main(self._sequence.blocks(number, slices), followed=False)
+                always = number == tracker.due
+                folded = NO_GATE
+                if not always and number >= self._fresh and self._sequence.folds(number):
+                    folded = records.folded(number)
+                elif not (always and tracker.opened):
+                    records.gate(number, always=always)
+                self._add_main(self._sequence.blocks(number, slices), followed=False, folded=folded)
                 self._next += 1
+                self._fresh = max(self._fresh, self._next)
                 # Not behind every launch: later work on the stream waits for a host function.
                 if self._sequence.outlasts(number, slices):
                     self._launches.follow(tracker.main[-1], records.stream)
@@ -262,11 +274,14 @@ class Launcher:
         if number % WINDOW:
             return False
         records = tracker.on_device
-        queued = records.queue(number, slices, self._why_no_batch, copies=not tracker.helpers)
+        queued = records.queue(
+            number, slices, self._why_no_batch, self.ways, copies=not tracker.helpers
+        )
         if queued is None:
             return False
         tracker.main.extend(queued.launches)
         self._next += len(queued.launches)
+        self._fresh = max(self._fresh, self._next)
         if queued.error is not None:
             raise queued.error
         return True
@@ -277,6 +292,8 @@ class Launcher:
         tracker = self._tracker
         if self._next == tracker.due and (self._next or not tracker.opened):
             return "the run begins again"
+        if self._next < self._fresh:
+            return "launches that were queued before"  # they are not undecided any more
         if self._place is not None:
             return "a partition"
         if self._can_reach_barred:
@@ -317,13 +334,15 @@ class Launcher:
         tracker.sliced += count
         self._finish_queue()
 
-    def _add_main(self, count: int, *, base: int = 0, followed: bool = True) -> None:
+    def _add_main(
+        self, count: int, *, base: int = 0, followed: bool = True, folded: Folded = NO_GATE
+    ) -> None:
         records, number = self._tracker.on_device, self._next
         records.changing()
         launch = self._launches.begin(
             self._sequence, number, count, records.stream,
             job=records.job(number), place=records.place, news=records.news(number),
-            base=base, bitmap=self._bitmap, followed=followed,
+            base=base, bitmap=self._bitmap, followed=followed, folded=folded,
         )  # fmt: skip
         self._tracker.main.append(launch)
         records.unawaited = False

@@ -189,6 +189,11 @@ class CUDARun:
         """The longest time from a release to its last block gone so far."""
         return self._tracker.release_ns
 
+    @property
+    def ways(self) -> dict[str, int]:
+        """How its launches were queued: see `gpud.device.interface.Run`."""
+        return dict(self._launcher.ways)
+
     # -- for the device and the watcher, with the lock
 
     @property

@@ -36,6 +36,7 @@ from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
 from gpud.device.cuda.launch.stream_pool import StreamPool
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
+from gpud.device.cuda.program.by_value import NO_GATE, Folded
 from gpud.errors import DeviceLost, GpudError
 
 __all__ = ["ActiveLaunches"]
@@ -112,6 +113,7 @@ class ActiveLaunches:
         base: int = 0,
         bitmap: int = 0,
         followed: bool = True,
+        folded: Folded = NO_GATE,
     ) -> ActiveLaunch:
         """Begin ``count`` blocks of a launch on ``stream``.
 
@@ -126,6 +128,7 @@ class ActiveLaunches:
             base: sliced form: the first task block.
             bitmap: address of the bitmap of barred SMs; 0: none.
             followed: whether an event is recorded behind it; else the caller follows a later one.
+            folded: how its blocks open it.
 
         Raises:
             GpudError, DriverError: it could not begin; no resources are held.
@@ -140,7 +143,7 @@ class ActiveLaunches:
                 slot = self.release.take(count if persistent else 0)
                 slot.said = news.word
                 self.release.place(slot, job, base, bitmap, stream)
-            parameters = sequence.parameters(number, slot, job, base, news.of(what, count))
+            parameters = sequence.parameters(number, slot, job, base, news.of(what, count), folded)
             self._launch(what, count, stream, parameters, place)
         except (GpudError, DriverError):
             if event is not None:

@@ -112,7 +112,7 @@ class RecordPool:
         with ExitStack() as undo:
             page = self._host_blocks.take(sequence.page_bytes)
             undo.callback(self._host_blocks.give, page)
-            block = self._device_blocks.take(sequence.record_bytes)
+            block = self._device_blocks.take(sequence.memory_bytes)
             undo.callback(self._device_blocks.give, block)
             ready = self._launches.streams.take_event()
             undo.callback(self._launches.streams.give_event, ready)

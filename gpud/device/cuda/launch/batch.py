@@ -42,7 +42,7 @@ from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.graphs import Graphs
 from gpud.device.cuda.launch.sequence import COPIES_AT, WINDOW, CUDASequence
 from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock
-from gpud.device.cuda.program.by_value import News
+from gpud.device.cuda.program.by_value import NO_GATE, Folded, News
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
 
 __all__ = ["LAUNCH_PATHS", "BatchMaker", "Batches", "Queued", "batch_maker", "check_launch_path"]
@@ -53,6 +53,8 @@ call from Python after the other."""
 
 _MOST: Final = 32
 """Batches of one set of records: of the longest sequences, and for more than one share."""
+
+_SINGLY: Final = "one by one: "
 
 _USES: Final = 16
 """How often a batch is used at least before it is made anew for other claims: any are valid, and
@@ -99,6 +101,11 @@ class BatchMaker:
         self.graphs = graphs
         self.counts: Counter[str] = Counter()
 
+    def count(self, way: str, run: Counter[str]) -> None:
+        """Count how launches of a run were queued, for the device and for the run."""
+        self.counts[way] += 1
+        run[way] += 1
+
 
 def check_launch_path(path: str) -> None:
     """Raise InvalidArgument if ``path`` is not in `LAUNCH_PATHS`."""
@@ -144,8 +151,9 @@ class Batches:
         self._queued: Counter[tuple[int, int]] = Counter()
 
     def queue(
-        self, sequence: CUDASequence, first: int, slices: int, stream: Any, why_not: str
-    ) -> Queued | None:
+        self, sequence: CUDASequence, first: int, slices: int, stream: Any, why_not: str,
+        ways: Counter[str],
+    ) -> Queued | None:  # fmt: skip
         """Queue the launches from ``first`` on; None: they have to be queued one by one.
 
         Args:
@@ -154,8 +162,10 @@ class Batches:
             slices: of the job.
             stream: of the run.
             why_not: why it cannot be a batch, for the counts; empty: it can.
+            ways: counts of the run.
         """
         if self._maker is None:
+            ways[f"{_SINGLY}launch_path or release_path says so"] += 1
             return None
         key = first, slices
         batch = self._made.get(key)
@@ -163,9 +173,9 @@ class Batches:
             why_not = "not prepared"
             self._queued[key] += batch is None
         if why_not or batch is None:
-            self._maker.counts[f"one by one: {why_not}"] += 1
+            self._maker.count(_SINGLY + why_not, ways)
             return None
-        return batch.queue(stream)
+        return batch.queue(stream, ways)
 
     def arm(self, sequence: CUDASequence) -> None:
         """Arm what was used, and make what was queued a second time; the run is over.
@@ -245,8 +255,9 @@ class _Batch:
                 slot.said = words.word
                 told.append(words.of(sequence.prepared[number], count))
             self._parameters = sequence.parameter_table.bound(
-                numbers, self._slots, self._jobs, told
-            )
+                numbers, self._slots, self._jobs, told,
+                [Folded(page.address, n) if sequence.folds(n) else NO_GATE for n in numbers],
+            )  # fmt: skip
             self._gates = [GateParameters() for _ in numbers]
             self._lay_out(sequence, page, block, slices)
         except BaseException:
@@ -263,7 +274,7 @@ class _Batch:
         self._recorded: dict[int, int] = {}  # by index of the command: that of the launch
         for index, number in enumerate(numbers):
             what = sequence.prepared[number]
-            if number:
+            if number and not sequence.folds(number):
                 job = self._jobs[index]
                 gate = self._gates[index].set(job, job - cw.JOB_BYTES, page.address, number)
                 table.kernel(launches.gate_kernel, (1, 1, 1), (1, 1, 1), 0, gate)
@@ -325,22 +336,23 @@ class _Batch:
             self._maker.graphs.destroy(self._graph)
             self._graph = None
 
-    def queue(self, stream: Any) -> Queued:
+    def queue(self, stream: Any, ways: Counter[str]) -> Queued:
         """Queue the launches on a stream, and book those that are."""
         self.used = True
         self.uses += 1
-        calls, counts = self._maker.calls, self._maker.counts
+        calls, count = self._maker.calls, self._maker.count
         self._launches.enter()
         if self._graph is not None:
             made = calls.make(self._short, stream)
             if made.done:
-                counts["graph"] += 1
+                count("graph", ways)
                 recorded = {len(self._numbers) - 1} if made.done > 1 else set[int]()
                 return self._booked(len(self._numbers), recorded, made.error, copied=self._copies)
             if isinstance(made.error, DeviceLost):
                 return Queued([], made.error, copied=False)
-            counts["one by one: the driver launches no graph"] += 1
-        counts["native"] += 1
+            count("native: the driver launches no graph", ways)
+        else:
+            count("native", ways)
         made, copied = calls.make(self._table, stream), self._copies
         if made.error is not None and self._table.kind(made.done) == COPY:
             copied = False  # they are copied when the run is over

@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.device.cuda.launch.release_path import Slot
-from gpud.device.cuda.program.by_value import VALUE_BYTES, News, job_values, write_addresses
+from gpud.device.cuda.program.by_value import (
+    NO_GATE,
+    VALUE_BYTES,
+    Folded,
+    News,
+    encode_addresses,
+    job_values,
+    write_addresses,
+)
 from gpud.device.interface import REWRITTEN, LaunchSpec
 
 __all__ = ["BoundParameters", "Parameters"]
@@ -37,6 +45,7 @@ class Parameters:
         self._controls = np.zeros(len(specs), np.uint64)
         self._structures = bytearray(len(specs) * VALUE_BYTES)
         self._by_value = np.frombuffer(self._structures, np.uint8).reshape(-1, VALUE_BYTES)
+        self._stacks = [0] * len(specs)  # 0: claims are not given back
         self._pointers: list[npt.NDArray[np.uint64]] = []
         self._has_structure: list[bool] = []
         for index, spec in enumerate(specs):
@@ -54,10 +63,23 @@ class Parameters:
         """Return the address of a launch's array of pointers."""
         return int(self._pointers[number].ctypes.data)
 
-    def set_addresses(self, number: int, slot: Slot, job: int, base: int, news: News) -> None:
+    def set_addresses(
+        self, number: int, slot: Slot, job: int, base: int, news: News, folded: Folded = NO_GATE
+    ) -> None:
         """Set what differs from one time to the next that the launch is begun."""
         self._controls[number] = slot.address
-        write_addresses(self._structures, number * VALUE_BYTES, job, slot.status, base, news)
+        encoded = self._encoded(number, slot, job, base, news, folded)
+        write_addresses(self._structures, number * VALUE_BYTES, encoded)
+
+    def _encoded(
+        self, number: int, slot: Slot, job: int, base: int, news: News, folded: Folded
+    ) -> bytes:
+        stack = self._stacks[number]
+        return encode_addresses(job, slot.status, base, news, job + stack if stack else 0, folded)
+
+    def set_stack(self, number: int, distance: int) -> None:
+        """Set how far behind its job record a launch's stack of returned claims is."""
+        self._stacks[number] = distance
 
     def set_job(self, number: int, record: bytes) -> None:
         """Set what the job record says for good."""
@@ -70,12 +92,14 @@ class Parameters:
         slots: Sequence[Slot],
         jobs: Sequence[int],
         news: Sequence[News],
+        folded: Sequence[Folded],
     ) -> BoundParameters:
         """Return the parameters of some launches as they are now, with these records."""
         pointers = [self._pointers[number] for number in numbers]
         made = BoundParameters(pointers, self._by_value[list(numbers)])
         for index, (number, slot) in enumerate(zip(numbers, slots, strict=True)):
-            made.bind(index, slot, jobs[index], news[index], by_value=self._has_structure[number])
+            encoded = self._encoded(number, slot, jobs[index], 0, news[index], folded[index])
+            made.bind(index, slot.address, encoded if self._has_structure[number] else None)
         return made
 
 
@@ -101,11 +125,17 @@ class BoundParameters:
         self._controls = np.zeros(len(pointers), np.uint64)
         self.addresses = [int(one.ctypes.data) for one in self._pointers]
 
-    def bind(self, index: int, slot: Slot, job: int, news: News, *, by_value: bool) -> None:
-        """Set the records of a launch."""
+    def bind(self, index: int, control: int, encoded: bytes | None) -> None:
+        """Set the records of a launch.
+
+        Args:
+            index: of the launch.
+            control: address of its launch record.
+            encoded: of `encode_addresses`; None: the kernel has no structure.
+        """
         pointers = self._pointers[index]
-        self._controls[index] = slot.address
+        self._controls[index] = control
         pointers[-1] = self._controls.ctypes.data + 8 * index
-        if by_value:
+        if encoded is not None:
             pointers[-2] = self._by_value[index].ctypes.data
-            write_addresses(self._structures, index * VALUE_BYTES, job, slot.status, 0, news)
+            write_addresses(self._structures, index * VALUE_BYTES, encoded)

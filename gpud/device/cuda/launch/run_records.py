@@ -19,6 +19,7 @@ Properties:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import COPIES_AT, CUDASequence
 from gpud.device.cuda.memory.pool import MappedBlock
 from gpud.device.cuda.placement.green_context import GreenContext
+from gpud.device.cuda.program.by_value import Folded
+from gpud.device.cuda.program.give_back import HEAD_BYTES
 from gpud.errors import DeviceLost
 
 __all__ = ["CUDARunRecords"]
@@ -168,12 +171,20 @@ class CUDARunRecords:
         launches = self._device.launches
         launches.gate(self.stream, self.job(number), previous, self._page.address, number)
 
-    def queue(self, first: int, slices: int, why_not: str, *, copies: bool) -> Queued | None:
+    def folded(self, number: int) -> Folded:
+        """Return what the blocks of a launch are given to open it."""
+        return Folded(self._page.address, number)
+
+    def queue(
+        self, first: int, slices: int, why_not: str, ways: Counter[str], *, copies: bool
+    ) -> Queued | None:
         """Queue launches from ``first`` on as a batch, see `Batches.queue`.
 
         ``copies``: whether the job records behind the last launch are then the final ones.
         """
-        queued = self._armed.batches.queue(self._sequence, first, slices, self.stream, why_not)
+        queued = self._armed.batches.queue(
+            self._sequence, first, slices, self.stream, why_not, ways
+        )
         if queued is not None:
             self._copied = queued.copied and copies
             self.unawaited = queued.error is not None
@@ -225,6 +236,15 @@ class CUDARunRecords:
         record = np.empty(size, np.uint8)
         self._device.context.copy_out(record.ctypes.data, self.job(number), size)
         return record.tobytes()
+
+    def returned_head(self, number: int) -> bytes:
+        """Return how the stack of a launch's returned claims begins now; empty: it has none."""
+        if not self._sequence.gives_back(number):
+            return b""
+        head = np.empty(HEAD_BYTES, np.uint8)
+        at = self._records.address + self._sequence.stacks + HEAD_BYTES * number
+        self._device.context.copy_out(head.ctypes.data, at, HEAD_BYTES)
+        return head.tobytes()
 
     def bar(self, sms: frozenset[int]) -> None:
         """Set the bitmap to these SMs, once the records are initialised; returns at once."""

@@ -13,9 +13,9 @@ there when the kernel begins. The records stay complete, for functions that are 
 The CPU device has no such operands, so only programs for a GPU are changed, as they are loaded.
 
 The structure: the addresses of job record and status record, the sub-grid's first task block, three
-words for `gpud.device.cuda.program.forward_news`, one for `gpud.device.cuda.program.give_back`, and
-the first `_JOB_BYTES` bytes of the job
-record as they are before the launch.
+words for `gpud.device.cuda.program.forward_news`, one for `gpud.device.cuda.program.give_back`, two
+for `gpud.device.cuda.program.fold_gate`, and the first `_JOB_BYTES` bytes of the job record as they
+are before the launch.
 
 Properties:
 * ``no reads``: no rewritten kernel reads a word from its records that is in the structure;
@@ -53,10 +53,14 @@ __all__ = [
     "JOB_AT",
     "LOOK_LIMIT",
     "NEWS",
+    "NO_GATE",
     "NO_NEWS",
+    "NUMBER",
     "RETURNED",
+    "RUN",
     "SAID",
     "VALUE_BYTES",
+    "Folded",
     "News",
     "encode_addresses",
     "is_values",
@@ -66,7 +70,7 @@ __all__ = [
 ]
 
 _SUFFIX: Final = "_values"
-_ADDRESSES = struct.Struct("<QQIIQQQ")
+_ADDRESSES = struct.Struct("<QQIIQQQQI4x")
 LOOK_LIMIT: Final = 20
 SAID: Final = 24
 NEWS: Final = 32
@@ -74,6 +78,11 @@ NEWS: Final = 32
 
 RETURNED: Final = 40
 """Offset of the address of the stack of `gpud.device.cuda.program.give_back`; 0: there is none."""
+
+RUN: Final = 48
+NUMBER: Final = 56
+"""Offsets of the words for `gpud.device.cuda.program.fold_gate`: the address of the run words, 0 if
+a gate opens the launch, or it is open; and the launch's number."""
 
 JOB_AT: Final = _ADDRESSES.size
 """Offset of the beginning of the job record."""
@@ -116,21 +125,48 @@ NO_NEWS: Final = News()
 """Of kernels that read their orders before every claim."""
 
 
+class Folded(NamedTuple):
+    """What blocks are given that open their launch: see `gpud.device.cuda.program.fold_gate`.
+
+    Attributes:
+        run: address of the run words; 0: they do not open it.
+        number: of the launch.
+    """
+
+    run: int = 0
+    number: int = 0
+
+
+NO_GATE: Final = Folded()
+"""Of launches that are open, or have a gate in front of them."""
+
+
 def encode_addresses(
-    job: int, status: int, base: int, news: News = NO_NEWS, returned: int = 0
+    job: int,
+    status: int,
+    base: int,
+    news: News = NO_NEWS,
+    returned: int = 0,
+    folded: Folded = NO_GATE,
 ) -> bytes:
     """Return the structure's beginning for one launch; `job_values` follow it.
 
-    ``returned``: address of the stack of claims that are given back; 0: there is none.
+    Args:
+        job: address of its job record.
+        status: address of its status record.
+        base: its first task block, in sliced form.
+        news: where changes of its orders are numbered.
+        returned: address of the stack of claims that are given back; 0: there is none.
+        folded: how its blocks open it.
     """
-    return _ADDRESSES.pack(job, status, base, news.limit, news.said, news.seen, returned)
+    return _ADDRESSES.pack(
+        job, status, base, news.limit, news.said, news.seen, returned, folded.run, folded.number
+    )
 
 
-def write_addresses(
-    buffer: bytearray, offset: int, job: int, status: int, base: int, news: News
-) -> None:
+def write_addresses(buffer: bytearray, offset: int, encoded: bytes) -> None:
     """Write `encode_addresses` into a buffer."""
-    _ADDRESSES.pack_into(buffer, offset, job, status, base, news.limit, news.said, news.seen, 0)
+    buffer[offset : offset + _ADDRESSES.size] = encoded
 
 
 def job_values(record: bytes) -> bytes:

@@ -6,7 +6,7 @@ all blocks of the job share. Short task blocks are claimed several at a time, an
 Approach: the leader counts in a word of shared memory, and adds that to ``done`` when it has
 reached ``chunk``, and when the block leaves. Where ``chunk`` is 1, each is added at once. Nobody
 waits for the atomic in either case; a GPU has to show whether fewer of them are worth the
-instructions, so nothing is loaded so but by ``bench/gpu/rewrite_cost.py``.
+instructions, so devices do it only if told to (`gpud.device.cuda.program.variants`).
 
 Properties:
 * ``complete``: what a block has done is in ``done`` when it has left, unless it was killed or has

@@ -10,12 +10,13 @@ takes from the stack. A block that is not released may leave only if nothing wil
 run; so who finds the stack empty *seals* it before leaving, and who finds it sealed runs its claim
 itself. Releases are late then only at the very end of a launch, by one claim.
 
-The stack, in device memory, zeroed in front of each run but for its capacity::
+The stack, in device memory, at multiples of 16; in front of each run the first two words are 0::
 
-    0  u32 top       0: empty; SEALED; else 1 + the number of the top node
+    0  u32 top       0: empty; SEALED; else how far behind this the top node is, in nodes
     4  u32 used      how many nodes have been taken for claims
     8  u32 capacity  how many nodes there are; who finds none runs its claim itself
-    16 nodes of 16 bytes: u32 first, u32 count of the claim; u32 next, as ``top``
+    12 u32 nodes     how far behind this the first node is, in nodes
+       nodes of 16 bytes: u32 first, u32 count of the claim; u32 next, as ``top``
 
 Why no claim is lost or taken twice: a node is used for one claim only, so ``top`` never has a value
 again that it had before, and a compare-and-swap that finds what was read has found that nothing
@@ -29,7 +30,7 @@ Properties:
   those without the structure of `gpud.device.cuda.program.by_value`, other forms and all functions
   are unchanged.
 
-Nothing is loaded so but by ``bench/gpu/rewrite_cost.py``, where a GPU has to show what it is worth.
+Launches of a run follow each other, and each leaves its stack empty: so they share their nodes.
 
 Source: R. K. Treiber, Systems Programming: Coping with Parallelism, 1986, for the stack;
 tests/unit/test_claim_protocol.py, which runs the loop with it through every interleaving.
@@ -60,16 +61,27 @@ from gpud.compiler.ptx.model import (
 from gpud.device.cuda.program.by_value import JOB_AT, RETURNED, is_values
 from gpud.device.cuda.program.report_blocks import is_persistent
 
-__all__ = ["give_back", "returned_claims", "stack_bytes", "stack_head"]
+__all__ = [
+    "HEAD_BYTES",
+    "NODE_BYTES",
+    "give_back",
+    "gives_back",
+    "has_returned",
+    "is_sealed",
+    "returned_claims",
+    "stack_bytes",
+    "stack_head",
+]
 
 _SEALED: Final = 0xFFFFFFFF
-_USED, _CAPACITY = 4, 8
-_NODE_BYTES: Final = 16
+_USED, _CAPACITY, _NODES = 4, 8, 12
+NODE_BYTES: Final = 16
 _LAST: Final = 8
 """Offset from the slots of the last task block that a block holds, see `add_claim`."""
 
-_HEAD = struct.Struct("<3I4x")
+_HEAD = struct.Struct("<4I")
 _NODE = struct.Struct("<3I4x")
+HEAD_BYTES: Final = _HEAD.size
 
 
 def stack_bytes(capacity: int) -> int:
@@ -77,16 +89,32 @@ def stack_bytes(capacity: int) -> int:
     return _HEAD.size + capacity * _NODE.size
 
 
-def stack_head(capacity: int) -> bytes:
-    """Return how a stack begins that is empty; its nodes may have any content."""
-    return _HEAD.pack(0, 0, capacity)
+def stack_head(capacity: int, nodes: int = HEAD_BYTES) -> bytes:
+    """Return how a stack begins that is empty; its nodes may have any content.
+
+    Args:
+        capacity: how many nodes it has.
+        nodes: how far behind the stack's address the first of them is.
+    """
+    assert nodes % NODE_BYTES == 0, nodes
+    return _HEAD.pack(0, 0, capacity, nodes // NODE_BYTES)
+
+
+def has_returned(head: bytes) -> bool:
+    """Return whether claims are on the stack that begins so; empty: there is no stack."""
+    return bool(head) and _HEAD.unpack_from(head)[0] not in (0, _SEALED)
+
+
+def is_sealed(head: bytes) -> bool:
+    """Return whether nothing is on the stack that begins so, nor will be."""
+    return bool(_HEAD.unpack_from(head)[0] == _SEALED)
 
 
 def returned_claims(stack: bytes) -> list[tuple[int, int]]:
     """Return (first, count) of the claims on a stack, the last one first."""
     top, found = _HEAD.unpack_from(stack)[0], []
     while top not in (0, _SEALED):
-        first, count, top = _NODE.unpack_from(stack, _NODE_BYTES * top)
+        first, count, top = _NODE.unpack_from(stack, NODE_BYTES * top)
         found.append((first, count))
     return found
 
@@ -95,19 +123,24 @@ def give_back(program: Module) -> Module:
     """Have the persistent kernels of a flat program, after `pass_by_value`, give claims back."""
 
     def change(function: Function) -> Function:
-        values = next((p.name for p in function.parameters if is_values(p.name)), None)
-        if values is None or not is_persistent(function) or not _claims_several(function):
+        if not gives_back(function):
             return function
-        return _changed(function, Symbol(values))
+        return _changed(function, Symbol(next(filter(is_values, _names(function)))))
 
     return map_functions(program, change)
 
 
-def _claims_several(entry: Function) -> bool:
-    name = f"%{LOOP}_ahead"
-    return any(
-        isinstance(one, RegisterDeclaration) and one.name == name for one in entry.body or ()
+def gives_back(entry: Function) -> bool:
+    """Return whether `give_back` changes an entry of a program after `pass_by_value`."""
+    ahead = f"%{LOOP}_ahead"
+    several = any(
+        isinstance(one, RegisterDeclaration) and one.name == ahead for one in entry.body or ()
     )
+    return several and is_persistent(entry) and any(map(is_values, _names(entry)))
+
+
+def _names(entry: Function) -> list[str]:
+    return [one.name for one in entry.parameters]
 
 
 def _changed(entry: Function, values: Symbol) -> Function:
@@ -158,8 +191,9 @@ def _emit_give(code: CodeBuilder, values: Symbol) -> None:
     code("ld.global.u32", top, Address(stack, _CAPACITY))
     code("setp.ge.u32", yes, mine, top)
     code("bra", check, when=yes)
-    code("add.u32", mine, mine, 1)
-    code("mad.wide.u32", node, mine, _NODE_BYTES, stack)
+    code("ld.global.u32", top, Address(stack, _NODES))
+    code("add.u32", mine, mine, top)
+    code("mad.wide.u32", node, mine, NODE_BYTES, stack)
     code("st.volatile.global.u32", Address(node), claim)
     code("st.volatile.global.u32", Address(node, 4), count)
     code("ld.volatile.global.u32", top, Address(stack))
@@ -197,7 +231,7 @@ def _emit_take(code: CodeBuilder, values: Symbol) -> None:
     code("setp.eq.u32", yes, top, 0)
     code("bra", seal, when=yes)
     code("membar.gl")
-    code("mad.wide.u32", node, top, _NODE_BYTES, stack)
+    code("mad.wide.u32", node, top, NODE_BYTES, stack)
     code("ld.volatile.global.u32", following, Address(node, 8))
     code("atom.global.cas.b32", seen, Address(stack), top, following)
     code("setp.ne.u32", yes, seen, top)
