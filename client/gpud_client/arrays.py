@@ -39,6 +39,7 @@ Shape = int | Sequence[int]
 Values = npt.NDArray[Any]
 
 _LOG = logging.getLogger("gpud_client")
+_FREED = "the array was freed"
 _WAITS = (
     "%d bytes are not there before job %s (%s) has ended, as arrays were dropped since it was "
     "submitted: waiting for it; later waits are not logged"
@@ -91,7 +92,8 @@ class ArrayBase(Displayed):
         self._exposed = False
         self._exported: _Allocation | MemoryPart | None = None
         self._users = PendingJobs()
-        self._gone = "the array was freed"
+        self._gone = _FREED
+        self._suspended: _Allocation | MemoryPart | None = None
         self._described: ArrayBase | None = None
         """The array that this one describes, if it is a texture."""
 
@@ -150,12 +152,24 @@ class ArrayBase(Displayed):
         The array cannot be used afterwards. NumPy views made by `numpy` stay valid, and keep the
         memory until they are gone. May be called twice. Dropping the array does the same.
         """
-        self._allocation = None
+        self._allocation = self._suspended = None
 
     def _withdraw(self, why: str) -> None:
         """Free the array, as what it was made for has ended."""
-        self._allocation = None
+        self._allocation = self._suspended = None
         self._gone = why
+
+    def _suspend(self, why: str) -> None:
+        """Have each use of the array raise ``why`` until `_resume`; its memory may be elsewhere."""
+        if self._allocation is not None:
+            self._suspended, self._allocation = self._allocation, None
+            self._gone = why
+
+    def _resume(self) -> None:
+        """Let the array be used again."""
+        if self._suspended is not None:
+            self._allocation, self._suspended = self._suspended, None
+            self._gone = _FREED
 
     def _display(self) -> Display:
         rows = [
@@ -165,11 +179,11 @@ class ArrayBase(Displayed):
             ("device", f"{self._device.index}: {self._device.name}"),
         ]
         if self._allocation is None:
-            rows.append(("state", "freed"))
+            rows.append(("state", "freed" if self._suspended is None else "between iterations"))
         return Display(type(self).__name__, rows)
 
     def __repr__(self) -> str:
-        freed = ", freed" if self._allocation is None else ""
+        freed = ", freed" if self._allocation is None and self._suspended is None else ""
         where = f"device {self._device.index} ({self._device.kind})"
         return f"<{type(self).__name__} {self._shape} {self._dtype} on {where}{freed}>"
 

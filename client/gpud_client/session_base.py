@@ -241,6 +241,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         offset: int | str = OFFSET,
         weight: int = 1,
         *,
+        movable: bool = False,
         device: Device | int | None = None,
     ) -> Operation[WorkloadT]:
         """Open a workload: a loop that takes turns with others with a device's memory.
@@ -257,6 +258,9 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
                 learned.
             offset: Room in which the persistent memory can grow; it counts as used.
             weight: The length of its turns beside those of others, 1 to 1000.
+            movable: What it keeps may be in host memory while others have their turns, so that it
+                also fits where all that workloads keep is more than the device has. Its arrays
+                are made and used within iterations then, and views of them (`Array.numpy`) too.
             device: On which device; None: the daemon chooses, and `Workload.reason` says why.
 
         Raises:
@@ -266,7 +270,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
         on = None if device is None else self._on(device)
         sizes = persistent, temporary, offset
         workload: WorkloadT = yield from open_workload(
-            self, self._workload_class, on, sizes, weight
+            self, self._workload_class, on, sizes, weight, movable=bool(movable)
         )
         return workload
 

@@ -253,6 +253,12 @@ class Config:
     session_memory: int | Fraction = _setting(
         quantities.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
     )
+    moved_memory: int | Fraction = _setting(
+        quantities.memory(least=0, of="the machine's memory"),
+        "25%",
+        "of the machine, for what movable workloads keep while it is not on their device; 0: "
+        "nothing is moved",
+    )
     max_connections: int = _setting(
         types.integer(1, 100_000),
         "1024",
@@ -396,6 +402,10 @@ class Config:
     def session_memory_bytes(self, memory_bytes: int) -> int:
         """Return `session_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.session_memory, memory_bytes))
+
+    def moved_memory_bytes(self, machine_bytes: int) -> int:
+        """Return `moved_memory` in bytes, at most ``machine_bytes``, the machine's memory."""
+        return min(machine_bytes, _part(self.moved_memory, machine_bytes))
 
 
 _DEFAULT_MEMORY = {"cpu": Fraction(1, 2), "cuda": Fraction(95, 100)}

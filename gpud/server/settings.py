@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -24,6 +25,7 @@ __all__ = [
     "host_arguments",
     "host_limits",
     "memory_limits",
+    "moved_memory",
     "scheduler_settings",
     "turn_settings",
 ]
@@ -145,6 +147,14 @@ def _dump_arguments(config: Config) -> tuple[str, ...]:
     if config.dump is None:
         return ()
     return ("--dump", str(config.dump.absolute()), "--dump-kernels", ",".join(config.dump_kernels))
+
+
+def moved_memory(config: Config, devices: Sequence[DeviceStatus]) -> int:
+    """Return the most bytes of the machine's memory for regions that are not on their device."""
+    infos = [device.info for device in devices if device.info is not None]
+    known = [info.memory_bytes for info in infos if info.kind == "cpu"]
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return config.moved_memory_bytes(min([physical, *known]))
 
 
 def memory_limits(config: Config, devices: Sequence[DeviceStatus]) -> MemoryLimits:

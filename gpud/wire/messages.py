@@ -452,6 +452,9 @@ class OpenWorkload(NamedTuple):
         "the program has a context of its own on the GPU and maps its memory itself: sizes are "
         "counted, addresses are 0, and `ZoneLent` comes with each turn; `device` is not nil",
     ] = False
+    movable: Annotated[
+        bool, flag(), "its persistent memory may be in host memory between its turns"
+    ] = False
 
 
 @_client(31)

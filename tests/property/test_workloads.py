@@ -17,13 +17,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpud.core.memory.allocator import PAGE_BYTES
+from gpud.core.workloads import device as device_module
 from gpud.core.workloads import manager as manager_module
 from gpud.core.workloads import messages as m
+from gpud.core.workloads import moves
+from gpud.core.workloads.device import WorkloadDevice
 from gpud.core.workloads.manager import WorkloadManager
 from gpud.core.workloads.turns import Phase, Turns
+from gpud.core.workloads.window import Place, Window
 from gpud.core.workloads.zones import Need, Region, Zones
 from gpud.errors import InternalError
-from tests.property.workload_simulation import SETTINGS, SIZES, Simulation, WrongError
+from tests.property.workload_simulation import (
+    HOST_BYTES,
+    SETTINGS,
+    SIZES,
+    Simulation,
+    WrongError,
+)
 
 STEPS = int(os.environ.get("GPUD_WORKLOAD_STEPS", "1500"))
 PAGES = st.integers(1, 70).map(lambda pages: pages * PAGE_BYTES)
@@ -58,10 +68,11 @@ class Workloads(RuleBasedStateMachine):
         need=st.none() | st.builds(Need, PAGES | FEW, SMALL, SMALL),
         weight=st.integers(1, 4),
         device=st.sampled_from([None, 0, 1]),
+        movable=st.booleans(),
     )
-    def open(self, need: Need | None, weight: int, device: int | None) -> None:
+    def open(self, need: Need | None, weight: int, device: int | None, movable: bool) -> None:
         if len(self.simulation.workloads) < 12:
-            self.simulation.open(need, weight, device)
+            self.simulation.open(need, weight, device, movable=movable)
 
     @precondition(lambda self: self._idle)
     @rule(data=st.data())
@@ -77,6 +88,15 @@ class Workloads(RuleBasedStateMachine):
     @rule(data=st.data())
     def clear(self, data: st.DataObject) -> None:
         self.simulation.clear(self._choose(data, list(self.simulation.clearing)))
+
+    @property
+    def _moving(self) -> list[int]:
+        return [*self.simulation.leaving, *self.simulation.returning]
+
+    @precondition(lambda self: self._moving)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        self.simulation.move(self._choose(data, self._moving))
 
     @precondition(lambda self: self.simulation.workloads)
     @rule(data=st.data())
@@ -118,7 +138,7 @@ class Workloads(RuleBasedStateMachine):
             assert simulation.manager.zones(device).used_bytes == 0, "a leak"
             assert simulation.manager.turns(device).phase is Phase.FREE
         assert not simulation.manager.waiting
-        again = WorkloadManager(SIZES, SETTINGS)
+        again = WorkloadManager(SIZES, SETTINGS, HOST_BYTES)
         assert [again.handle(event) for event, _ in simulation.log] == [
             commands for _, commands in simulation.log
         ]
@@ -145,7 +165,10 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
             need = Need(PAGE_BYTES + size(chance.choice((20, 34, 90))), size(22), size(12))
             learns = chance.random() < 0.1
             simulation.open(
-                None if learns else need, chance.randint(1, 3), chance.choice((None, 0, 1))
+                None if learns else need,
+                chance.randint(1, 3),
+                chance.choice((None, 0, 1)),
+                movable=chance.random() < 0.7,
             )
         elif draw < 0.06:
             simulation.close(one)
@@ -153,6 +176,8 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
             simulation.change_memory(chance.randrange(2), size(30))
         elif simulation.clearing and draw < 0.5:
             simulation.clear(chance.choice(sorted(simulation.clearing)))
+        elif draw > 0.7 and (moving := sorted(simulation.leaving | simulation.returning)):
+            simulation.move(chance.choice(moving))
         elif known.device is None:
             simulation.wait(chance.randrange(40))
         elif draw < 0.13 and known.opened.need is None:
@@ -179,7 +204,7 @@ def test_histories_keep_every_promise() -> None:
     commands = {type(command) for log in logs for _, given in log for command in given}
     assert commands == {
         m.Admit, m.Refuse, m.Zone, m.Grant, m.Recall, m.Clear, m.Fit, m.Grow, m.RefuseGrowth,
-        m.Overstay,
+        m.Overstay, m.Evict, m.Restore,
     }  # fmt: skip
 
 
@@ -207,6 +232,8 @@ def _without_others(zones: Zones, need: Need, other_bytes: int = 0) -> int | Non
 def _beyond_the_offset(zones: Zones, workload: int, size: int) -> Region | None:
     region = zones.region(workload)
     assert region is not None
+    if workload in zones.window:
+        return _GROW(zones, workload, size)
     grown = region._replace(size=max(size, region.size))
     zones._regions[zones._regions.index(region)] = grown
     return grown
@@ -235,7 +262,7 @@ def _deaf(turns: Turns, now_ns: int) -> int | None:
 
 
 def _within_an_iteration(turns: Turns, now_ns: int) -> int | None:
-    if turns.phase is Phase.ITERATING and turns._others_wait() and now_ns >= turns.slice_ends_ns():
+    if turns.phase is Phase.ITERATING and turns._is_to_end() and now_ns >= turns.slice_ends_ns():
         turns.phase = Phase.CLEARING
         return turns.holder
     return _TICK(turns, now_ns)
@@ -261,7 +288,59 @@ def _any_device(manager: Any, event: m.Opened) -> range:
     return range(len(manager._devices))
 
 
+def _nearest_first(window: Window, turns: Turns, limit: int) -> int | None:
+    del limit
+    here = window.at(Place.HERE)
+    if not window.at(Place.AWAY):
+        return None
+    return next((n for n in turns.order if n in here and n != turns.holder), None)
+
+
+def _also_in_its_turn(window: Window, turns: Turns, limit: int) -> moves.Plan:
+    found = _PLAN(window, turns, limit)
+    holder = turns.holder
+    if found.leaves is None and holder in window.at(Place.HERE) and window.at(Place.AWAY):
+        return found._replace(leaves=holder)
+    return found
+
+
+def _onto_others(window: Window, size: int, limit: int, **options: Any) -> int | None:
+    del options
+    return 0 if size <= limit else None
+
+
+def _nothing_returns(window: Window, turns: Turns, limit: int) -> moves.Plan:
+    return _PLAN(window, turns, limit)._replace(returns=None)
+
+
+def _all_return(window: Window, turns: Turns, limit: int) -> moves.Plan:
+    found = _PLAN(window, turns, limit)
+    for one in window.at(Place.AWAY):
+        start = window.find(window[one].total, limit)
+        if found.returns is None and start is not None:
+            return found._replace(returns=(one, start))
+    return found
+
+
+def _free_too_soon(window: Window, workload: int) -> None:
+    _LEAVE(window, workload)
+    window._movable[workload] = window._movable[workload]._replace(place=Place.AWAY, start=None)
+
+
+def _always_ready(device: WorkloadDevice, workload: int) -> bool:
+    del device, workload
+    return True
+
+
+def _no_limit(device: WorkloadDevice, more: int = 0, window: int | None = None) -> int:
+    del device, more, window
+    return 0
+
+
+_PLAN = moves.plan
+_LEAVE = Window.leave
 _POSITION = Zones.position
+_GROW = Zones.grow
 _REMOVE = Zones.remove
 _TICK = Turns.tick
 _OVERSTAYS = Turns.overstays
@@ -285,10 +364,18 @@ _ADMIT = WorkloadManager._admit
         (manager_module.WorkloadManager, "_admit_waiting", _no_queue),
         (manager_module.WorkloadManager, "_allowed", _any_device),
         (manager_module.WorkloadManager, "_admit", _never_recalled),
+        (moves, "_victim", _nearest_first),
+        (device_module, "plan", _also_in_its_turn),
+        (device_module, "plan", _nothing_returns),
+        (device_module, "plan", _all_return),
+        (Window, "find", _onto_others),
+        (Window, "leave", _free_too_soon),
+        (WorkloadDevice, "ready", _always_ready),
+        (WorkloadDevice, "away_bytes", _no_limit),
     ],
 )
 def test_a_planted_fault_is_seen(
-    owner: type[Any], name: str, fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises((WrongError, InternalError)):

@@ -16,6 +16,7 @@ from gpud.core.workloads.zones import Need, Region
 
 SETTINGS = TurnSettings(slice_ns=100, linger_ns=10, overstay_ns=400)
 SIZES = (100 * PAGE_BYTES, 60 * PAGE_BYTES)
+HOST_BYTES = 180 * PAGE_BYTES
 
 
 class WrongError(AssertionError):
@@ -41,6 +42,14 @@ class Workload:
         self.reported = False
         self.standing = False
         self.turns_of_others: dict[int, int] = {}  # begun while it waits
+        self.away = False
+        self.version = 0
+        self.written = 0  # bytes of the region that the last iteration wrote
+        self.rank = 0  # the lower, the longer ago its last turn ended
+
+    def span(self) -> tuple[int, int] | None:
+        """Where its region is in the device's memory."""
+        return None if self.region is None or self.away else (self.region.start, self.region.end)
 
 
 class Simulation:
@@ -50,25 +59,38 @@ class Simulation:
         now_ns: the time.
         workloads: those that are open, by number.
         clearing: those whose `Clear` is not carried out yet.
+        leaving, returning: those whose `Evict` or `Restore` is not carried out yet.
+        memory: what each page of each device holds of persistent memory, by position: the workload
+            and how many iterations it had begun.
+        host: what regions in host memory hold, page by page.
     """
 
     def __init__(self, manager: WorkloadManager | None = None) -> None:
-        self.manager = manager or WorkloadManager(SIZES, SETTINGS)
+        self.manager = manager or WorkloadManager(SIZES, SETTINGS, HOST_BYTES)
         self.now_ns = 0
         self.number = 0
         self.workloads: dict[int, Workload] = {}
         self.clearing: set[int] = set()
+        self.leaving: set[int] = set()
+        self.returning: set[int] = set()
+        self.memory: list[dict[int, tuple[int, int]]] = [{}, {}]
+        self.host: dict[int, list[tuple[int, int] | None]] = {}
+        self.ranks = 0
         self.dirty: dict[int, int | None] = {0: None, 1: None}
         """By device: the workload whose content the temporary memory holds."""
         self.zone = dict.fromkeys(self.dirty, 0)
+        self.window = dict.fromkeys(self.dirty, 0)
         self.other = [0, 0]
         self.log: list[tuple[Any, list[Any]]] = []
 
     # -- what can happen
 
-    def open(self, need: Need | None, weight: int, device: int | None) -> None:
+    def open(
+        self, need: Need | None, weight: int, device: int | None, *, movable: bool = False
+    ) -> None:
         self.number += 1
-        event = m.Opened(self.now_ns, self.number, need, weight, device)
+        movable = movable and need is not None
+        event = m.Opened(self.now_ns, self.number, need, weight, device, movable)
         self.workloads[self.number] = Workload(event)
         self.feed(event)
 
@@ -85,11 +107,40 @@ class Simulation:
     def clear(self, number: int) -> None:
         self.clearing.discard(number)
         self._wiped(number)
+        self._last(number)
         self.feed(m.Cleared(self.now_ns, number))
+
+    def move(self, number: int) -> None:
+        """Carry out a move, byte by byte."""
+        one = self.workloads[number]
+        assert one.device is not None
+        assert one.region is not None
+        memory = self.memory[one.device]
+        pages = range(one.region.start // PAGE_BYTES, one.region.end // PAGE_BYTES)
+        if number in self.leaving:
+            self.leaving.discard(number)
+            self.host[number] = [memory.pop(page, None) for page in pages]
+            one.away = True
+            self.feed(m.Evicted(self.now_ns, number))
+        else:
+            self.returning.discard(number)
+            for page, content in zip(
+                pages, self.host.pop(number, [None] * len(pages)), strict=True
+            ):
+                if content is not None:
+                    memory[page] = content
+            self.feed(m.Restored(self.now_ns, number))
 
     def close(self, number: int) -> None:
         self._wiped(number)
-        self.clearing.discard(number)
+        one = self.workloads[number]
+        if one.device is not None:
+            memory = self.memory[one.device]
+            for page in [page for page, (owner, _) in memory.items() if owner == number]:
+                del memory[page]
+        self.host.pop(number, None)
+        for moving in (self.clearing, self.leaving, self.returning):
+            moving.discard(number)
         del self.workloads[number]
         self.feed(m.Closed(self.now_ns, number))
 
@@ -113,7 +164,7 @@ class Simulation:
         zones = self.zone[device] + sum(
             one.region.size + one.region.offset
             for one in self.workloads.values()
-            if one.device == device and one.region is not None
+            if one.device == device and one.region is not None and not one.opened.movable
         )
         self.other[device] = min(size, SIZES[device] - zones)
         self.feed(m.MemoryChanged(self.now_ns, tuple(self.other)))
@@ -128,6 +179,11 @@ class Simulation:
             self.feed(m.Tick(self.now_ns))
             check(self.manager.timer_ns() != before, "a timer that stays due")
         self.now_ns = until
+
+    def _last(self, number: int) -> None:
+        """Put a workload at the end of the order of turns."""
+        self.ranks += 1
+        self.workloads[number].rank = self.ranks
 
     def _wiped(self, number: int) -> None:
         device = self.workloads[number].device
@@ -153,6 +209,59 @@ class Simulation:
         check(command.region.offset >= need.offset, "too little room to grow")
         check(command.temporary >= need.temporary, "too little temporary memory")
         one.device, one.region, one.temporary = command.device, command.region, command.temporary
+        one.away = command.away
+        check(one.opened.movable or not one.away, "away although it never moves")
+        self._last(command.workload)
+
+    def _on_evict(self, command: m.Evict) -> None:
+        number = command.workload
+        one = self.workloads[number]
+        assert one.device is not None
+        moving = number in self.leaving or number in self.returning
+        check(one.opened.movable and not one.away and not moving, "it cannot be moved")
+        check(not one.iterating, "moved away within an iteration")
+        has_turn = self.dirty[one.device] == number and number not in self.clearing
+        check(not has_turn, "moved away in its turn")
+        here = {n: o for n, o in self.workloads.items() if o.device == one.device and n != number}
+        waiting = {
+            n: o for n, o in here.items() if o.asks_since is not None and n != self._holder(o)
+        }
+        missed = [o for o in waiting.values() if o.opened.movable and o.away]
+        check(missed or self.manager.waiting, "moved although nobody needs the room")
+        if not self.manager.waiting:
+            following = min(waiting, key=lambda n: waiting[n].rank)
+            check(following != number, "moved away although it is next")
+
+            def farness(o: Workload) -> tuple[bool, bool, int]:
+                return o.asks_since is None, o in last, o.rank
+
+            last = [o for n, o in self.workloads.items() if n in self.clearing]
+            farther = [
+                n for n, o in here.items()
+                if o.opened.movable and not o.away and n not in self.leaving | self.returning
+                and n != self._holder(o) and farness(o) > farness(one)
+            ]  # fmt: skip
+            check(not farther, "a nearer turn's region makes room")
+        self.leaving.add(number)
+        away = [*self.host, *self.leaving]
+        sizes = [self.workloads[n].region for n in dict.fromkeys(away)]
+        check(sum(r.size + r.offset for r in sizes if r) <= HOST_BYTES, "too much in host memory")
+
+    def _holder(self, one: Workload) -> int | None:
+        """Return who has the turn on a workload's device."""
+        assert one.device is not None
+        holder = self.dirty[one.device]
+        return None if holder in self.clearing else holder
+
+    def _on_restore(self, command: m.Restore) -> None:
+        number = command.workload
+        one = self.workloads[number]
+        assert one.region is not None
+        check(one.away and number not in self.returning, "it is on the device")
+        check(one.asks_since is not None, "back although nobody waits for it")
+        check(command.region[1:] == one.region[1:], "another region comes back")
+        one.region, one.away = command.region, False
+        self.returning.add(number)
 
     def _on_refuse(self, command: m.Refuse) -> None:
         one = self.workloads.pop(command.workload)
@@ -178,10 +287,27 @@ class Simulation:
         check(dirty in (None, command.workload), "the last turn's memory was not cleared")
         check(command.begins_turn == (dirty is None), "told wrongly whether a turn begins")
         self.dirty[one.device] = command.workload
+        moves = command.workload in self.leaving or command.workload in self.returning
+        check(not one.away and not moves, "its region is not there")
+        self._write(one, command.workload)
         one.asks_since, one.iterating, one.reported = None, True, False
         here = [other for other in self.workloads.values() if other.device == one.device]
-        check(command.standing == (here == [one]), "goes on, or does not, for no reason")
+        alone = here == [one]
+        due = alone and not self.manager.waiting
+        check(due <= command.standing <= alone, "goes on, or does not, for no reason")
         one.standing = command.standing
+
+    def _write(self, one: Workload, number: int) -> None:
+        """Check what the last iteration has written to all of the region, and write again."""
+        assert one.device is not None
+        assert one.region is not None
+        memory, first = self.memory[one.device], one.region.start // PAGE_BYTES
+        kept = [memory.get(first + page) for page in range(one.written // PAGE_BYTES)]
+        check(all(page == (number, one.version) for page in kept), "what it kept is lost")
+        one.version += 1
+        one.written = one.region.size
+        for page in range(one.written // PAGE_BYTES):
+            memory[first + page] = number, one.version
 
     def _on_recall(self, command: m.Recall) -> None:
         one = self.workloads[command.workload]
@@ -208,8 +334,9 @@ class Simulation:
     def _on_grow(self, command: m.Grow) -> None:
         one = self.workloads[command.workload]
         assert one.region is not None
-        check(command.region.start == one.region.start, "a region has moved")
-        check(command.region.end == one.region.end, "a region took what is not its own")
+        check(one.away or command.region.start == one.region.start, "a region has moved")
+        same = sum(command.region[1:3]) == sum(one.region[1:3])
+        check(same, "a region took what is not its own")
         one.region = command.region
 
     def _on_refusegrowth(self, command: m.RefuseGrowth) -> None:
@@ -231,20 +358,31 @@ class Simulation:
     def check(self) -> None:
         for device, size in enumerate(SIZES):
             here = [one for one in self.workloads.values() if one.device == device]
-            spans = sorted((one.region.start, one.region.end) for one in here if one.region)
+            spans = sorted(span for one in here if (span := one.span()) is not None)
             at = 0
             for start, end in spans:
                 check(start >= at, "two regions overlap")
                 at = end
             zone = self.zone[device]
-            check(zone == max((one.temporary for one in here), default=0), "the zone's size")
-            check(at <= size - zone, "the zones overlap")
-            used = sum(end - start for start, end in spans) + zone + self.other[device]
-            check(used <= size, "more memory than there is")
+            temporary = max((one.temporary for one in here), default=0)
+            movable = [one.region for one in here if one.opened.movable and one.region]
+            window = zone - temporary
+            whole = sum(r.size + r.offset for r in movable)
+            check(0 <= window <= max(whole, self.window[device]), "the zone's size")
+            self.window[device] = window
+            check(at <= size - temporary, "the zones overlap")
+            fixed = [one for one in here if not one.opened.movable]
+            there = [one.span() for one in here if one.opened.movable]
+            check(
+                sum(end - start for start, end in filter(None, there)) <= window, "too many there"
+            )
+            used = sum(end - start for start, end in filter(None, (o.span() for o in fixed)))
+            check(used + zone + self.other[device] <= size, "more memory than there is")
             check(not any(one.standing for one in here) or len(here) == 1, "not alone, not told")
             waits = any(one.asks_since is not None for one in here)
             idle = not any(one.iterating for one in here)
-            busy = any(number in self.clearing for number in self.workloads)
+            numbers = [n for n, one in self.workloads.items() if one.device == device]
+            busy = any(n in self.clearing | self.leaving | self.returning for n in numbers)
             if waits and idle and not busy:
                 due = self.manager.timer_ns()
                 check(due is not None, "a workload waits, and nothing will happen")

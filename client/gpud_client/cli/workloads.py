@@ -28,6 +28,7 @@ _WORKLOADS = (
     Column("program", "program", least=8, spare=1),
     Column("device", "device", right=True, spare=4),
     Column("state", "state"),
+    Column("place", "its memory is", spare=6),
     Column("persistent_bytes", "persistent", formatting.size, right=True),
     Column("offset_bytes", "offset", formatting.size, right=True, spare=7),
     Column("temporary_bytes", "temporary", formatting.size, right=True),
@@ -64,14 +65,22 @@ def workloads(
     print_table(_WORKLOADS, answer.get("workloads", []), "no workloads")
     for line in zone_lines(answer.get("devices", [])):
         say(line)
+    moved = answer.get("moved", {})
+    if moved.get("moved_bytes") or moved.get("away_bytes"):
+        rate = moved["moved_bytes"] / max(moved["moving_s"], 1e-9)
+        say(
+            f"{formatting.size(moved['away_bytes'])} of {formatting.size(moved['most_bytes'])} in "
+            f"host memory; {formatting.size(moved['moved_bytes'])} were moved, "
+            f"{formatting.size(int(rate))} a second"
+        )
 
 
 def zone_lines(devices: list[Mapping[str, Any]]) -> list[str]:
     """Draw the zones of each device that has workloads, to scale, with a line of figures."""
     lines = []
     for device in devices:
-        regions = device.get("regions", [])
-        if not regions:
+        regions, away = device.get("regions", []), device.get("away", {})
+        if not regions and not away:
             continue
         turn = device.get("turn")
         lines += [
@@ -86,6 +95,7 @@ def zone_lines(devices: list[Mapping[str, Any]]) -> list[str]:
                 for sign, region in zip(cycle(_PERSISTENT), regions)
             )
             + f"  {_OFFSET} offset  {_TEMPORARY} temporary",
+            *(f"   {formatting.text(name)} is {place}" for name, place in away.items()),
         ]
     return lines
 

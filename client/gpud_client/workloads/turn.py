@@ -86,6 +86,7 @@ class TurnBase(ArrayMaker[ArrayT]):
         self.number = workload._iterations
         workload._iterations += 1
         self._range = workload._new_range()
+        workload._resume()
         self._open = True
         return self
 
@@ -96,6 +97,7 @@ class TurnBase(ArrayMaker[ArrayT]):
         self._open = False
         for array in list(self._arrays):
             array._withdraw(_OVER)
+        workload._suspend()
         ended = workload._leave(begun=True)
         if not workload.closed:
             if ended is not None:

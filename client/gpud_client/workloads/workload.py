@@ -29,6 +29,10 @@ OFFSET = "100MiB"
 """The default room in which a workload's persistent memory can grow."""
 
 _CLOSED = "the workload is closed: open another one"
+_BETWEEN = (
+    "the array is of movable workload {}, and may be in host memory between its iterations: use it "
+    "within one"
+)
 
 ArrayT = TypeVar("ArrayT", bound=ArrayBase)
 TurnT = TypeVar("TurnT", bound=TurnBase[Any])
@@ -45,9 +49,14 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
     _turn_class: type[TurnT]
 
     def __init__(
-        self, session: Any, opened: wm.WorkloadOpened, device: Device, learns: int | None
+        self,
+        session: Any,
+        opened: wm.WorkloadOpened,
+        device: Device,
+        learns: int | None,
     ) -> None:
         self._workload = self
+        self._movable = False
         self._learns = learns  # the offset in bytes; None: its sizes are known
         self._session = session
         self._core: ProtocolState = session._core
@@ -94,6 +103,11 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
     def temporary(self) -> int:
         """The size of the temporary memory in bytes."""
         return self._temporary[1]
+
+    @property
+    def movable(self) -> bool:
+        """Whether what it keeps may be in host memory between its iterations."""
+        return self._movable
 
     @property
     def iterations_begun(self) -> int:
@@ -149,6 +163,11 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operation[ArrayT]:
         self._check()
+        if self._movable and self._current is None:
+            raise ValueError(
+                f"workload {self.id} is movable: make its arrays within an iteration, such as the "
+                "first"
+            )
         size = nbytes(shape, dtype)
         address = self._range.take(size)
         if address is None:
@@ -172,6 +191,19 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
                 f"workload {self.id} has ended with its daemon, and what it kept is gone: open "
                 "another one, and write its arrays again"
             )
+
+    def _suspend(self) -> None:
+        """Let the arrays of a movable workload not be used until the next iteration."""
+        if self._movable:
+            why = _BETWEEN.format(self.id)
+            for array in list(self._arrays):
+                array._suspend(why)
+
+    def _resume(self) -> None:
+        """Let them be used again."""
+        if self._movable:
+            for array in list(self._arrays):
+                array._resume()
 
     def _claim(self, turn: TurnBase[Any]) -> None:
         """Make ``turn`` the iteration under way.
@@ -289,6 +321,7 @@ def open_workload(
     weight: int,
     *,
     mapped: bool = False,
+    movable: bool = False,
 ) -> Operation[Any]:
     """Ask for memory for a workload, and wait until there is room for it.
 
@@ -309,16 +342,22 @@ def open_workload(
         raise TypeError(f"weight is a whole number from 1 to 1000, not {weight!r}")
     if not 1 <= weight <= 1000:
         raise ValueError(f"weight is a whole number from 1 to 1000, not {weight}")
+    if movable and persistent is None:
+        raise ValueError(
+            "a movable workload says what it needs: give persistent and temporary; gpuctl "
+            "workloads shows what a run without sizes has learned"
+        )
     core: ProtocolState = session._core
     index = None if device is None else device.index
     opened = yield Request(
         lambda request: wm.OpenWorkload(
-            request, index, persistent, temporary or 0, offset, weight, mapped
+            request, index, persistent, temporary or 0, offset, weight, mapped, movable
         ),
         undo=lambda opened: core.garbage.append(wm.CloseWorkload(0, opened.workload)),
     )
     learns = offset if persistent is None else None
     workload = cls(session, opened, session._devices[opened.device], learns)
+    workload._movable = movable
     core.workloads[opened.workload] = workload
     return workload
 

@@ -265,15 +265,25 @@ class Ledger:
         """Return the size of a device's zone."""
         return self._zones[device]
 
-    def lend(self, session: SessionId, device: int, size: int) -> Address:
+    def lend(self, session: SessionId, device: int, size: int, *, limited: bool = False) -> Address:
         """Return addresses for memory in the device's zone, near the end of the session's arena.
 
+        Args:
+            session: whose they are.
+            device: on which.
+            size: bytes.
+            limited: whether the limits of the session and its user hold for this memory by itself.
+
         Raises:
-            OutOfMemory: the arena has no room.
+            OutOfMemory: the arena has no room, or it is over a limit.
             UnknownName, LimitExceeded: as `allocate`.
         """
         self._user(session)
         self._check_device(device)
+        limits = (self._user_bytes[device], "user"), (self._session_bytes[device], "session")
+        most, limit = min(limits, key=lambda one: one[0])
+        if limited and whole_pages(size) > most:
+            raise OutOfMemory(size, most // PAGE_BYTES * PAGE_BYTES, limit=limit)
         allocator = self._allocator(session, device)
         address = allocator.lend(size)
         if address is None:

@@ -5,11 +5,14 @@ Pure: `WorkloadManager.handle` takes an event and returns commands, without I/O,
 Approach: a workload is placed on the device whose two zones leave most of its memory free. One
 that fits nowhere now waits, in the order of arrival; a smaller one may not overtake it on a device
 where both could be. One that no device can ever hold is refused. On each device the admitted ones
-take turns (`gpud.core.workloads.turns`).
+take turns (`gpud.core.workloads.turns`). Movable regions that are not all on the device move to
+host memory and back (`gpud.core.workloads.device`).
 
 Properties, beside those of `gpud.core.workloads.zones` and `gpud.core.workloads.turns`:
     in_order: a workload waits for memory only as long as it does not fit, or an older one waits
         that could be on the same device;
+    there: an iteration begins only when its workload's region is on the device;
+    bounded_away: what is in host memory is never more than its limit;
     replayable: equal events give equal commands.
 """
 
@@ -20,6 +23,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from gpud.core.memory.allocator import PAGE_BYTES, require
+from gpud.core.workloads.device import WorkloadDevice
 from gpud.core.workloads.messages import (
     Admit,
     Asked,
@@ -29,6 +33,7 @@ from gpud.core.workloads.messages import (
     Command,
     Ended,
     Event,
+    Evicted,
     Fit,
     Fitted,
     Grant,
@@ -40,10 +45,12 @@ from gpud.core.workloads.messages import (
     Recall,
     Refuse,
     RefuseGrowth,
+    Restored,
     Tick,
     Zone,
 )
 from gpud.core.workloads.turns import Phase, Turns, TurnSettings
+from gpud.core.workloads.window import Place
 from gpud.core.workloads.zones import Need, Region, Zones
 
 __all__ = ["WorkloadManager"]
@@ -53,28 +60,20 @@ _LEAST_LEARNED = 4 * PAGE_BYTES
 """The least memory of either kind with which a workload can find out what it needs."""
 
 
-class _Device:
-    """One device's zones and turns.
+class _Placed(NamedTuple):
+    """A possible place: the best is one where nothing moves, with least of the memory used.
 
     Attributes:
-        other_bytes: its memory that is in use outside of the zones.
-        zone_bytes: the size of the temporary zone that was announced last.
-        standing: the workload that goes on without asking; None: there is none.
+        moves: whether movable regions do not all fit.
+        used: the part of the device's memory that is used then.
+        device: index.
+        window: the size of its window then.
     """
 
-    def __init__(self, size: int, settings: TurnSettings) -> None:
-        self.zones = Zones(size)
-        self.turns = Turns(settings)
-        self.other_bytes = 0
-        self.zone_bytes = 0
-        self.standing: int | None = None
-
-
-class _Placed(NamedTuple):
-    """A possible place: the less of the device's memory is used then, the better."""
-
+    moves: bool
     used: Fraction
     device: int
+    window: int
 
 
 class WorkloadManager:
@@ -83,15 +82,20 @@ class WorkloadManager:
     Args:
         sizes: of the memory of each device, in bytes.
         settings: of the turns; None: the usual ones.
+        host_bytes: the most host memory for regions that are not on their device.
 
     Attributes:
+        host_bytes: as given.
         waiting: workloads that wait to be admitted, the oldest first.
         device_of: the device of each admitted workload.
     """
 
-    def __init__(self, sizes: Sequence[int], settings: TurnSettings | None = None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], settings: TurnSettings | None = None, host_bytes: int = 0
+    ) -> None:
+        self.host_bytes = host_bytes
         turns = TurnSettings() if settings is None else settings
-        self._devices = [_Device(size, turns) for size in sizes]
+        self._devices = [WorkloadDevice(size, turns) for size in sizes]
         self.waiting: dict[int, Opened] = {}
         self.device_of: dict[int, int] = {}
 
@@ -133,14 +137,22 @@ class WorkloadManager:
             case Opened():
                 self._opened(event, commands)
             case Asked(now_ns, workload):
-                self._end_turn(self._device(workload).turns.ask(workload, now_ns), commands)
+                self._device(workload).turns.ask(workload, now_ns)
             case Ended(now_ns, workload):
                 device = self._device(workload)
                 if device.standing == workload:
                     device.standing = None
-                self._end_turn(device.turns.end_iteration(workload, now_ns), commands)
+                device.turns.end_iteration(workload, now_ns)
             case Cleared(_, workload):
                 self._device(workload).turns.cleared(workload)
+            case Evicted(now_ns, workload):
+                device = self._device(workload)
+                device.zones.window.left(workload)
+                device.moved(workload, Place.LEAVING, now_ns)
+            case Restored(now_ns, workload):
+                device = self._device(workload)
+                device.zones.window.is_back(workload)
+                device.moved(workload, Place.RETURNING, now_ns)
             case GrowAsked(_, workload, size):
                 self._grow(workload, size, commands)
             case Fitted(_, workload, need):
@@ -150,26 +162,29 @@ class WorkloadManager:
             case MemoryChanged(_, other_bytes):
                 for device, size in zip(self._devices, other_bytes, strict=True):
                     device.other_bytes = size
-            case Tick(now_ns):
-                for device in self._devices:
-                    self._end_turn(device.turns.tick(now_ns), commands)
-        if isinstance(event, Closed | Fitted | MemoryChanged):
+            case Tick():
+                pass  # below
+        for device in self._devices:
+            device.zones.fit_window(device.other_bytes, widen=False)
+        if isinstance(event, Closed | Evicted | Fitted | MemoryChanged):
             self._admit_waiting(commands)
         for device in self._devices:
+            device.zones.fit_window(device.other_bytes, widen=not self.waiting)
             self._go_on(device, event.now_ns, commands)
         self._announce_zones(commands)
         return commands
 
-    def _end_turn(self, workload: int | None, commands: list[Command]) -> None:
-        if workload is not None:
-            commands.append(Clear(workload))
-
-    def _go_on(self, device: _Device, now_ns: int, commands: list[Command]) -> None:
+    def _go_on(self, device: WorkloadDevice, now_ns: int, commands: list[Command]) -> None:
         turns = device.turns
+        device.press()
+        over = turns.tick(now_ns)
+        if over is not None:
+            commands.append(Clear(over))
+        device.move(now_ns, commands)
         begins_turn = turns.phase is Phase.FREE
-        workload = turns.next_iteration(now_ns)
+        workload = turns.next_iteration(now_ns, device.ready)
         if workload is not None:
-            standing = len(turns.order) == 1
+            standing = len(turns.order) == 1 and not turns.pressed
             if standing:
                 device.standing = workload
             commands.append(Grant(workload, begins_turn, standing))
@@ -192,6 +207,8 @@ class WorkloadManager:
 
     def _admit_waiting(self, commands: list[Command]) -> None:
         taken: set[int] = set()  # devices for which an older one waits
+        for device in self._devices:
+            device.target = None
         for event in list(self.waiting.values()):
             allowed = [
                 one
@@ -207,32 +224,72 @@ class WorkloadManager:
                 del self.waiting[event.workload]
                 self._admit(event, min(places), commands)
             else:
+                self._make_room([one for one in allowed if one not in taken], event, commands)
                 taken.update(allowed)
+
+    def _make_room(self, allowed: list[int], event: Opened, commands: list[Command]) -> None:
+        """Have regions leave the end of a window, behind which a workload that waits would fit."""
+        for one in allowed:
+            room = self._room(one, event)
+            if room is not None:
+                device = self._devices[one]
+                device.target = room
+                device.press()
+                if device.turns.pressed and device.standing is not None:
+                    commands.append(Recall(device.standing))
+                    device.standing = None
+                return
 
     def _allowed(self, event: Opened) -> Sequence[int]:
         return range(len(self._devices)) if event.device is None else (event.device,)
 
-    def _place(self, index: int, event: Opened) -> _Placed | None:
+    def _need(self, index: int, event: Opened) -> Need | None:
+        """Return what a workload would get on a device, in whole pages; None: nothing useful."""
         device = self._devices[index]
-        zones = device.zones
-        if event.need is None:
-            need = zones.remaining(device.other_bytes)
-            if need.persistent + need.offset < _LEAST_LEARNED or need.temporary < _LEAST_LEARNED:
-                return None
-        else:
-            need = event.need.whole
-        if zones.position(need, device.other_bytes) is None:
+        if event.need is not None:
+            return event.need.whole
+        need = device.zones.remaining(device.other_bytes)
+        enough = min(need.persistent + need.offset, need.temporary) >= _LEAST_LEARNED
+        return need if enough else None
+
+    def _room(self, index: int, event: Opened) -> int | None:
+        """Return the size of the device's window with which a workload fits; None: it does not."""
+        device, need = self._devices[index], self._need(index, event)
+        if need is None:
             return None
-        used = zones.persistent_bytes + need.persistent + need.offset
-        used += max(zones.temporary_bytes, need.temporary) + device.other_bytes
+        window = device.zones.window_for(need, device.other_bytes, movable=event.movable)
+        if window is None:
+            return None
+        more = need.persistent + need.offset if event.movable else 0
+        away = sum(one.away_bytes() for one in self._devices if one is not device)
+        fits = away + device.away_bytes(more, window) <= self.host_bytes
+        return window if fits or not device.away_bytes(more, window) else None
+
+    def _place(self, index: int, event: Opened) -> _Placed | None:
+        device, window = self._devices[index], self._room(index, event)
+        if window is None or window < device.zones.window.occupied_end:
+            return None
+        need = self._need(index, event)
+        assert need is not None
+        zones = device.zones
+        used = zones.persistent_bytes - zones.window.size + window + device.other_bytes
+        used += max(zones.temporary_bytes, need.temporary)
+        if not event.movable:
+            used += need.persistent + need.offset
         if event.need is None:  # all that is left: the more that is, the better
             used = zones.used_bytes + device.other_bytes
-        return _Placed(Fraction(used, max(1, zones.size)), index)
+        away = device.away_bytes(need.persistent + need.offset if event.movable else 0, window)
+        return _Placed(bool(away), Fraction(used, max(1, zones.size)), index, window)
 
     def _admit(self, event: Opened, place: _Placed, commands: list[Command]) -> None:
         device = self._devices[place.device]
         need = event.need or device.zones.remaining(device.other_bytes)
-        region = device.zones.place(event.workload, need, device.other_bytes)
+        if event.movable:
+            device.zones.place_movable(event.workload, need, place.window)
+            region = device.zones.region(event.workload)
+        else:
+            device.zones.window.size = place.window
+            region = device.zones.place(event.workload, need, device.other_bytes)
         assert region is not None
         self.device_of[event.workload] = place.device
         device.turns.join(event.workload, event.weight)
@@ -241,7 +298,8 @@ class WorkloadManager:
             device.standing = None
         reason = self._reason(event, place)
         temporary = device.zones.temporary[event.workload]
-        commands.append(Admit(event.workload, place.device, region, temporary, reason))
+        away = not device.ready(event.workload)
+        commands.append(Admit(event.workload, place.device, region, temporary, reason, away))
 
     def _reason(self, event: Opened, place: _Placed) -> str:
         if event.device is not None:
@@ -261,7 +319,7 @@ class WorkloadManager:
 
     # -- what is admitted
 
-    def _device(self, workload: int) -> _Device:
+    def _device(self, workload: int) -> WorkloadDevice:
         index = self.device_of.get(workload)
         require(index is not None, f"workload {workload} is on no device")
         assert index is not None
@@ -291,12 +349,13 @@ class WorkloadManager:
                 device.standing = None
             device.turns.leave(workload)
             device.zones.remove(workload)
+            device.left(workload)
             del self.device_of[workload]
 
     def _announce_zones(self, commands: list[Command]) -> None:
         # Before what uses them: a zone grows before a workload is told that it is admitted.
         for index, device in enumerate(self._devices):
-            size = device.zones.temporary_bytes
+            size = device.shared_bytes
             if size != device.zone_bytes:
                 device.zone_bytes = size
                 commands.insert(0, Zone(index, size))
@@ -311,13 +370,16 @@ class WorkloadManager:
         for index, device in enumerate(self._devices):
             device.zones.validate()
             device.turns.validate()
-            own = {region.workload for region in device.zones.regions}
+            own = {*(region.workload for region in device.zones.regions), *device.zones.window}
             standing = device.standing
             require(standing is None or own == {standing}, "one that is not alone goes on")
             require(standing in (None, device.turns.holder), "one without a turn goes on")
             require(own == set(device.turns.order), "who has memory and who has turns differ")
             placed |= dict.fromkeys(own, index)
-            require(device.zone_bytes == device.zones.temporary_bytes, "a zone was not announced")
+            require(device.zone_bytes == device.shared_bytes, "a zone was not announced")
+            device.validate_moves()
+        away = sum(device.away_bytes() for device in self._devices)
+        require(away <= self.host_bytes or not away, "more than the host memory that may be used")
         require(placed == self.device_of, "workloads are on other devices than they were told")
         require(not placed.keys() & self.waiting.keys(), "an admitted workload waits")
         taken: set[int] = set()

@@ -7,10 +7,9 @@ from typing import NamedTuple
 from gpud.core.workloads.zones import Need, Region
 
 __all__ = [
-    "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Fit",
-    "Fitted", "Grant",
-    "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay", "Recall", "Refuse",
-    "RefuseGrowth", "Tick", "Zone",
+    "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Evict",
+    "Evicted", "Fit", "Fitted", "Grant", "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay",
+    "Recall", "Refuse", "RefuseGrowth", "Restore", "Restored", "Tick", "Zone",
 ]  # fmt: skip
 
 
@@ -26,6 +25,8 @@ class Opened(NamedTuple):
             a device where that is most, until `Fitted`.
         weight: the length of its turns beside those of others, 1 or more.
         device: on which; None: the manager chooses.
+        movable: whether its region may be in host memory while others have their turns; not
+            without ``need``.
     """
 
     now_ns: int
@@ -33,6 +34,7 @@ class Opened(NamedTuple):
     need: Need | None
     weight: int
     device: int | None
+    movable: bool = False
 
 
 class Asked(NamedTuple):
@@ -51,6 +53,20 @@ class Ended(NamedTuple):
 
 class Cleared(NamedTuple):
     """A `Clear` was carried out."""
+
+    now_ns: int
+    workload: int
+
+
+class Evicted(NamedTuple):
+    """An `Evict` was carried out: the region is in host memory, and its device memory free."""
+
+    now_ns: int
+    workload: int
+
+
+class Restored(NamedTuple):
+    """A `Restore` was carried out: the region is on the device, as it was."""
 
     now_ns: int
     workload: int
@@ -92,7 +108,10 @@ class Tick(NamedTuple):
     now_ns: int
 
 
-Event = Opened | Asked | Ended | Cleared | GrowAsked | Fitted | Closed | MemoryChanged | Tick
+Event = (
+    Opened | Asked | Ended | Cleared | Evicted | Restored | GrowAsked | Fitted | Closed
+    | MemoryChanged | Tick
+)  # fmt: skip
 
 
 # -- commands: what is to be done -----------------------------------------------------------------
@@ -103,9 +122,10 @@ class Admit(NamedTuple):
 
     Attributes:
         device: on which.
-        region: its persistent memory.
+        region: its persistent memory; a movable one's is somewhere in the common region, or away.
         temporary: the bytes of temporary memory that it may use in its turns.
         reason: why this device, for people.
+        away: whether the region, which is empty, is not on the device.
     """
 
     workload: int
@@ -113,6 +133,7 @@ class Admit(NamedTuple):
     region: Region
     temporary: int
     reason: str
+    away: bool = False
 
 
 class Refuse(NamedTuple):
@@ -129,7 +150,11 @@ class Refuse(NamedTuple):
 
 
 class Zone(NamedTuple):
-    """The temporary zone of a device has another size now."""
+    """What all workloads of a device share has another size now.
+
+    Attributes:
+        size: bytes of the temporary zone and of the common region for movable ones.
+    """
 
     device: int
     size: int
@@ -159,6 +184,23 @@ class Clear(NamedTuple):
     """A turn is over: clear the workload's temporary memory, then report `Cleared`."""
 
     workload: int
+
+
+class Evict(NamedTuple):
+    """Move a region to host memory, free its device memory, then report `Evicted`."""
+
+    workload: int
+
+
+class Restore(NamedTuple):
+    """Move a region back to the device, to the addresses that it had, then report `Restored`.
+
+    Attributes:
+        region: where it is counted now.
+    """
+
+    workload: int
+    region: Region
 
 
 class Fit(NamedTuple):
@@ -207,4 +249,7 @@ class Overstay(NamedTuple):
     waiting: int
 
 
-Command = Admit | Refuse | Zone | Grant | Recall | Clear | Fit | Grow | RefuseGrowth | Overstay
+Command = (
+    Admit | Refuse | Zone | Grant | Recall | Clear | Evict | Restore | Fit | Grow | RefuseGrowth
+    | Overstay
+)  # fmt: skip

@@ -4,17 +4,19 @@ Approach: weighted round robin. A turn lasts for a time slice, the setting times
 weight, and holds as many iterations as begin in it. It ends with the last of these, or when the
 workload has not begun another for a short time and others wait. Then its temporary memory is
 cleared, and the workload that has waited longest since its own last turn follows. While nobody else
-waits, a turn goes on.
+waits, a turn goes on; also while the next one is not `ready`, as its memory is being moved, if the
+turn is to be held for that long.
 
 Properties:
     one_holder: at most one workload has the turn;
     cleared: a turn begins only after the temporary memory of the one before was cleared;
     bounded: while a workload waits, no other one begins two turns;
-    awake: while a workload waits, another one has the turn.
+    awake: while a workload waits, another one has the turn, or the next one is not ready.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -60,6 +62,9 @@ class Turns:
         phase: what it is doing.
         since_ns: when its current iteration began, or its last one ended.
         turn_ns: when its turn began.
+        least_slice_ns: the least time slice of a turn.
+        held: whether the turn goes on after its slice, as the next workload is not ready.
+        pressed: whether the turn is to end although nobody waits for one.
     """
 
     def __init__(self, settings: TurnSettings) -> None:
@@ -71,6 +76,9 @@ class Turns:
         self.phase = Phase.FREE
         self.since_ns = 0
         self.turn_ns = 0
+        self.least_slice_ns = 0
+        self.held = False
+        self.pressed = False
 
     # -- queries
 
@@ -84,18 +92,25 @@ class Turns:
         """All workloads, in the order in which they have turns when all ask."""
         return tuple(self._weights)
 
+    def following(self) -> int | None:
+        """Return the workload that waits and has the next turn."""
+        return next(
+            (one for one in self._weights if one in self._asked_ns and one != self.holder), None
+        )
+
     def slice_ends_ns(self) -> int:
         """Return when the time slice of the turn ends. Somebody has the turn."""
         assert self.holder is not None
-        return self.turn_ns + self.settings.slice_ns * self._weights[self.holder]
+        slice_ns = max(self.settings.slice_ns, self.least_slice_ns)
+        return self.turn_ns + slice_ns * self._weights[self.holder]
 
     def timer_ns(self) -> int | None:
         """Return when `tick` is to be called; None: not before the next event."""
-        if not self._asked_ns:
+        if not self._asked_ns and not self.pressed:
             return None
         if self.phase is Phase.BETWEEN:
             return self.since_ns + self.settings.linger_ns
-        if self.phase is Phase.ITERATING and not self._reported:
+        if self.phase is Phase.ITERATING and not self._reported and self._asked_ns:
             return self._overstays_ns()
         return None
 
@@ -104,7 +119,7 @@ class Turns:
         first_ns = min(self._asked_ns.values())
         return max(self.since_ns, first_ns) + self.settings.overstay_ns
 
-    # -- changes; those that can end a turn return the workload whose memory is to be cleared
+    # -- changes; `tick` follows each of them
 
     def join(self, workload: int, weight: int) -> None:
         """Add a workload; its turn comes after those of all others."""
@@ -118,7 +133,7 @@ class Turns:
         if self.holder == workload:
             self._free()
 
-    def ask(self, workload: int, now_ns: int) -> int | None:
+    def ask(self, workload: int, now_ns: int) -> None:
         """Record that a workload wants to begin an iteration.
 
         `next_iteration` says whose it is then.
@@ -130,24 +145,26 @@ class Turns:
             f"workload {workload} is in an iteration",
         )
         self._asked_ns[workload] = now_ns
-        return self.tick(now_ns)
 
-    def end_iteration(self, workload: int, now_ns: int) -> int | None:
+    def end_iteration(self, workload: int, now_ns: int) -> None:
         """Record that the iteration under way has ended."""
         require(
             self.holder == workload and self.phase is Phase.ITERATING,
             f"workload {workload} is in no iteration",
         )
         self.phase, self.since_ns = Phase.BETWEEN, now_ns
-        return self.tick(now_ns)
 
     def tick(self, now_ns: int) -> int | None:
-        """End the turn if others wait and it is over."""
+        """End the turn if others wait and it is over.
+
+        Returns:
+            The workload whose temporary memory is to be cleared then.
+        """
         holder = self.holder
-        if self.phase is not Phase.BETWEEN or not self._others_wait():
+        if self.phase is not Phase.BETWEEN or not self._is_to_end():
             return None
         assert holder is not None
-        over = now_ns >= self.slice_ends_ns()
+        over = now_ns >= self.slice_ends_ns() and not self.held
         if holder in self._asked_ns and not over:
             return None  # `next_iteration` gives it another one
         if not over and now_ns < self.since_ns + self.settings.linger_ns:
@@ -164,14 +181,24 @@ class Turns:
         self._weights[workload] = self._weights.pop(workload)  # to the end of the order
         self._free()
 
-    def next_iteration(self, now_ns: int) -> int | None:
-        """Begin the next iteration if there is one to begin; returns the workload whose it is."""
+    def next_iteration(
+        self, now_ns: int, ready: Callable[[int], bool] = lambda _: True
+    ) -> int | None:
+        """Begin the next iteration if there is one to begin; returns the workload whose it is.
+
+        Args:
+            now_ns: the time.
+            ready: whether a workload's persistent memory is on the device; if the next one's is
+                not, nobody begins a turn.
+        """
         workload = self.holder
         if self.phase is Phase.BETWEEN and workload in self._asked_ns:
-            if now_ns >= self.slice_ends_ns():
+            if now_ns >= self.slice_ends_ns() and not self.held:
                 self.turn_ns = now_ns  # nobody else waits: see `tick`
         elif self.phase is Phase.FREE:
-            workload = next((one for one in self._weights if one in self._asked_ns), None)
+            workload = self.following()
+            if workload is None or not ready(workload):
+                return None
             self.turn_ns = now_ns
         else:
             return None
@@ -190,8 +217,8 @@ class Turns:
         self._reported = True
         return self.holder
 
-    def _others_wait(self) -> bool:
-        return any(workload != self.holder for workload in self._asked_ns)
+    def _is_to_end(self) -> bool:
+        return self.pressed or any(workload != self.holder for workload in self._asked_ns)
 
     def _free(self) -> None:
         self.holder, self.phase = None, Phase.FREE
@@ -206,6 +233,5 @@ class Turns:
         require(self.holder is None or self.holder in self._weights, "a turn of nobody")
         require(set(self._asked_ns) <= set(self._weights), "somebody unknown waits")
         if self._asked_ns:
-            require(self.phase is not Phase.FREE, "a workload waits while the turn is free")
-            alone = self.phase is Phase.BETWEEN and not self._others_wait()
+            alone = self.phase is Phase.BETWEEN and not self._is_to_end()
             require(not alone, "a workload waits for itself")

@@ -196,7 +196,8 @@ class Queries:
         yield
         seen = self._workload_rows.rows(session.peer)
         devices = self._workload_rows.zones()
-        return {"workloads": seen[-limit:] if limit else seen, "devices": devices}
+        moved = self._workload_rows.moved()
+        return {"workloads": seen[-limit:] if limit else seen, "devices": devices, "moved": moved}
 
     def _events(self, session: Session, limit: int) -> Steps[dict[str, Any]]:
         records = self._state.records

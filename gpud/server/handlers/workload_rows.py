@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from gpud.core.workloads.turns import Phase
+from gpud.core.workloads.window import Place
 from gpud.server.state.access import Peer, may_manage, user_name
 from gpud.server.state.workload import Workload, workload_name
 from gpud.server.state.workloads import Workloads
@@ -43,7 +44,7 @@ class WorkloadRows:
                     "size_bytes": zones.size,
                     "persistent_bytes": zones.persistent_bytes,
                     "temporary_bytes": zones.temporary_bytes,
-                    "workloads": len(zones.regions),
+                    "workloads": len(zones.regions) + len(zones.movable),
                     "turn": None if turns.holder is None else workload_name(turns.holder),
                     "regions": [
                         {
@@ -52,11 +53,28 @@ class WorkloadRows:
                             "size_bytes": region.size,
                             "offset_bytes": region.offset,
                         }
-                        for region in zones.regions
+                        for region in zones.present
                     ],
+                    "common_start": zones.window.start,
+                    "common_bytes": zones.window.size,
+                    "away": {
+                        workload_name(number): zones.window[number].place.value
+                        for number in zones.window
+                        if zones.window[number].place is not Place.HERE
+                    },
                 }
             )
         return devices
+
+    def moved(self) -> dict[str, Any]:
+        """Return what movable regions have in host memory, and how fast they move."""
+        mover = self._workloads.mover
+        return {
+            "away_bytes": mover.away_bytes,
+            "most_bytes": self._workloads.manager.host_bytes,
+            "moved_bytes": mover.moved_bytes,
+            "moving_s": mover.moving_ns / 1e9,
+        }
 
     def _row(self, workload: Workload, now_ns: int) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -78,11 +96,16 @@ class WorkloadRows:
             "waited_s": workload.waited_ns / 1e9,
             "turn_s": None,
             "reason": workload.reason,
+            "movable": workload.movable,
+            "place": "on the device",
         }
         if workload.device is not None:
             region = self._workloads.manager.zones(workload.device).region(workload.number)
             assert region is not None
             row["start"] = region.start
+            window = self._workloads.manager.zones(workload.device).window
+            if workload.movable:
+                row["place"] = window[workload.number].place.value
             row["persistent_bytes"], row["offset_bytes"] = region.size, region.offset
             turns = self._workloads.manager.turns(workload.device)
             if turns.holder == workload.number:

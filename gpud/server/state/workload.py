@@ -21,6 +21,8 @@ class Workload:
         need: what it asked for, in bytes; None: it does not know yet.
         weight: the length of its turns.
         mapped: whether its program maps its memory itself.
+        movable: whether what it keeps may be in host memory between its turns.
+        region_bytes: of its region with the offset, once it is admitted.
         device: None until it is admitted.
         address: of its persistent memory.
         lent: address and bytes of its temporary memory; None: it has none.
@@ -42,6 +44,8 @@ class Workload:
         self.need = _need(message)
         self.weight = message.weight
         self.mapped = message.mapped
+        self.movable = message.movable
+        self.region_bytes = 0
         self.device: int | None = None
         self.address = 0
         self.lent: Lent | None = None

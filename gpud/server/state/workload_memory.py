@@ -2,7 +2,8 @@
 
 A workload has a region for what persists, which is an array that the client cannot free, and
 addresses for temporary memory. These are lent: the ledger counts temporary memory once for the
-device, as the zone that all of its workloads use in turns.
+device, as the zone that all of its workloads use in turns. A movable region's addresses are lent,
+too: what is counted is the room that all movable regions of the device have together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from gpud.core.memory.allocator import Arena
 from gpud.core.memory.ledger import FreeRange
 from gpud.errors import GpudError, InvalidArgument
 from gpud.server.state.arenas import Arenas
+from gpud.server.state.region_mover import OnMoved, RegionMover
 from gpud.units import Address, SessionId
 
 __all__ = ["Lent", "WorkloadMemory"]
@@ -26,13 +28,20 @@ class WorkloadMemory:
 
     Args:
         arenas: the memory of sessions' arrays.
+        mover: moves regions.
     """
 
-    def __init__(self, arenas: Arenas) -> None:
+    def __init__(self, arenas: Arenas, mover: RegionMover) -> None:
         self._arenas = arenas
+        self.mover = mover
 
     def open_workload(
-        self, session: SessionId, user: int, device: int, position: int, sizes: tuple[int, int]
+        self,
+        session: SessionId,
+        user: int,
+        device: int,
+        position: int | None,
+        sizes: tuple[int, int],
     ) -> tuple[Address, Address | None, Arena | None]:
         """Allocate a workload's memory: what persists, and addresses for what is temporary.
 
@@ -41,7 +50,7 @@ class WorkloadMemory:
             user: the session's.
             device: on which.
             position: of the region in the device's persistent zone: it lies as far from the
-                beginning of the arena, if nothing else does.
+                beginning of the arena, if nothing else does; None: it is movable.
             sizes: bytes of the region with its offset, and of temporary memory, or 0.
 
         Returns:
@@ -53,20 +62,23 @@ class WorkloadMemory:
         persistent, temporary = sizes
         arena = self._arenas.opened(session, user, device)
         ledger, regions = self._arenas.ledger, self._arenas.regions
-        try:
-            address = ledger.allocate(session, device, persistent, arena.base + position)
-        except InvalidArgument:  # other arrays of the session are there
-            address = ledger.allocate(session, device, persistent)
+        if position is None:
+            address = ledger.lend(session, device, persistent, limited=True)
+        else:
+            try:
+                address = ledger.allocate(session, device, persistent, arena.base + position)
+            except InvalidArgument:  # other arrays of the session are there
+                address = ledger.allocate(session, device, persistent)
         lent = None
         if temporary:
             try:
                 lent = ledger.lend(session, device, temporary)
             except GpudError:
-                ledger.free(session, device, address)
+                self._free(session, device, address, movable=position is None)
                 raise
             regions.counted[session, device, lent] = 0
             regions.idle[session, device, lent] = temporary
-        regions.counted[session, device, address] = persistent
+        regions.counted[session, device, address] = 0 if position is None else persistent
         return address, lent, self._arenas.unannounced(arena)
 
     def begin_turn(self, session: SessionId, device: int, lent: Lent) -> None:
@@ -121,8 +133,61 @@ class WorkloadMemory:
                 self._arenas.free_pages(piece)
         return lent
 
+    def evict(
+        self, number: int, session: SessionId, device: int, region: Lent, done: OnMoved
+    ) -> None:
+        """Move a movable region to host memory, then call ``done``.
+
+        Args:
+            number: of the workload.
+            session: whose it is.
+            device: on which.
+            region: its address and bytes.
+            done: gets what went wrong; the region is as it was then.
+        """
+        address, size = region
+
+        def over(error: OSError | None) -> None:
+            if error is None and (session, device, address) in self._arenas.regions.counted:
+                self._arenas.regions.idle[session, device, address] = size
+            done(error)
+
+        place = self._place(session, device, address)
+        self.mover.leave(number, *place, size, over)
+
+    def restore(
+        self, number: int, session: SessionId, device: int, region: Lent, done: OnMoved
+    ) -> None:
+        """Move a movable region back to its addresses, then call ``done``; see `evict`."""
+        address, size = region
+        self._arenas.regions.idle.pop((session, device, address), None)
+        place = self._place(session, device, address)
+        self.mover.come_back(number, *place, size, done)
+
+    def note_away(self, session: SessionId, device: int, region: Lent) -> None:
+        """Note that a movable region, which is empty, is not on the device."""
+        self._arenas.regions.idle[session, device, region[0]] = region[1]
+
+    def _place(self, session: SessionId, device: int, address: int) -> tuple[int, int]:
+        """Return the descriptor of a session's file, and the offset of an address in it."""
+        arena = self._arenas.ledger.arena(session, device)
+        assert arena is not None
+        return self._arenas.file(arena), address - arena.base
+
+    def _free(self, session: SessionId, device: int, address: int, *, movable: bool) -> None:
+        ledger = self._arenas.ledger
+        free = ledger.end_loan if movable else ledger.free
+        self._arenas.regions.idle.pop((session, device, address), None)
+        self._arenas.free_pages(free(session, device, address))
+
     def close_workload(
-        self, session: SessionId, device: int, address: int, lent: Lent | None
+        self,
+        session: SessionId,
+        device: int,
+        address: int,
+        lent: Lent | None,
+        *,
+        movable: bool = False,
     ) -> None:
         """Free a workload's memory, which no job can use any more.
 
@@ -131,17 +196,18 @@ class WorkloadMemory:
             device: on which.
             address: of the region.
             lent: the temporary memory; None: it has none.
+            movable: whether the region is; it does not move now.
         """
         ledger, regions = self._arenas.ledger, self._arenas.regions
         del regions.counted[session, device, address]
-        self._arenas.free_pages(ledger.free(session, device, address))
+        self._free(session, device, address, movable=movable)
         if lent is not None:
             del regions.counted[session, device, lent[0]]
             regions.idle.pop((session, device, lent[0]), None)
             self._arenas.free_pages(ledger.end_loan(session, device, lent[0]))
 
     def set_zone(self, device: int, size: int) -> None:
-        """Count the temporary memory of a device's workloads; see `Ledger.set_zone`."""
+        """Count what all workloads of a device share; see `Ledger.set_zone`."""
         self._arenas.ledger.set_zone(device, size)
 
     def other_bytes(self, device: int) -> int:

@@ -1,7 +1,7 @@
-"""The workloads of all sessions: carries out what the workload manager decides.
+"""The workloads of all sessions: handles their requests, for which the workload manager decides.
 
-`gpud.core.workloads.manager` decides who is admitted and who has the turn; this module gives memory
-in the sessions' arenas, answers clients, and sets timers.
+`gpud.core.workloads.manager` decides who is admitted and who has the turn; this module tells it
+what happens, and sets timers. `gpud.server.state.workload_commands` carries out its commands.
 
 Properties:
     answered: every request is answered once, also if its session or workload ends meanwhile;
@@ -16,21 +16,21 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from gpud.core.workloads import messages as wk
 from gpud.core.workloads.manager import WorkloadManager
 from gpud.core.workloads.turns import Phase, TurnSettings
 from gpud.core.workloads.zones import Need
-from gpud.errors import GpudError, InvalidArgument, OutOfMemory, UnknownName
+from gpud.errors import GpudError, InvalidArgument, UnknownName
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.mapped_memory import MappedMemory, ZoneOwner
+from gpud.server.state.region_mover import RegionMover
 from gpud.server.state.session import Session
 from gpud.server.state.workload import Workload, workload_name
+from gpud.server.state.workload_commands import WorkloadCommands
 from gpud.server.state.workload_memory import WorkloadMemory
 from gpud.telemetry.records import Records
-from gpud.units import Address
 from gpud.wire import messages as wm
 
 __all__ = ["Workloads"]
@@ -50,12 +50,14 @@ class Workloads:
     Attributes:
         all: the workloads by number.
         manager: decides.
+        mover: moves regions to host memory and back.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arenas: Arenas, records: Records) -> None:
         self._loop = loop
         self._arenas = arenas
-        self._memory = WorkloadMemory(arenas)
+        self.mover = RegionMover(loop)
+        self._memory = WorkloadMemory(arenas, self.mover)
         self._mapped = MappedMemory(arenas)
         self._records = records
         self.manager = WorkloadManager(())
@@ -66,24 +68,15 @@ class Workloads:
         self._feeding = False
         self._events: list[wk.Event] = []
         self._copied: dict[int, str] = {}
-        self._open_arena: Callable[[int, int], None]
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            wk.Admit: self._admit,
-            wk.Refuse: self._refuse,
-            wk.Zone: lambda command: self._memory.set_zone(command.device, command.size),
-            wk.Grant: self._grant,
-            wk.Recall: self._recall,
-            wk.Clear: self._clear,
-            wk.Fit: self._fit,
-            wk.Grow: lambda command: self._grown(command.workload, command.region.size),
-            wk.RefuseGrowth: self._refuse_growth,
-            wk.Overstay: self._overstay,
-        }
+        self._commands = WorkloadCommands(
+            self.all, arenas, (self._memory, self._mapped), records, self._feed, self._close
+        )
 
     def set_up(
         self,
         sizes: list[int],
         settings: TurnSettings,
+        moved_bytes: int,
         copied: dict[int, str],
         open_arena: Callable[[int, int], None],
         zones: Mapping[int, ZoneOwner],
@@ -93,13 +86,14 @@ class Workloads:
         Args:
             sizes: of their memory for arrays, in bytes.
             settings: of the turns.
+            moved_bytes: the most host memory for regions that are not on their device.
             copied: the names of those with memory of their own.
             open_arena: has a device, given by index, open the arena of a session.
             zones: the devices whose memory programs can map, by index.
         """
-        self._open_arena = open_arena
+        self._commands.open_arena = open_arena
         self._mapped.set_up(zones)
-        self.manager = WorkloadManager(sizes, settings)
+        self.manager = WorkloadManager(sizes, settings, moved_bytes)
         self._others = (0,) * len(sizes)
         self._copied = copied
 
@@ -132,11 +126,20 @@ class Workloads:
             self._mapped.check(device)
         else:
             self._refuse_copied(device)
+        if message.mapped and message.movable:
+            raise InvalidArgument("what a program maps itself cannot be moved: leave out movable")
+        if message.movable and message.persistent is None:
+            raise InvalidArgument(
+                "a movable workload says what it needs: give persistent and temporary; "
+                "gpuctl workloads shows what a run without sizes has learned"
+            )
         number = self._next
         self._next += 1
         workload = self.all[number] = Workload(number, session, message)
         now_ns = workload.opened_ns
-        self._feed(wk.Opened(now_ns, number, workload.need, message.weight, device))
+        self._feed(
+            wk.Opened(now_ns, number, workload.need, message.weight, device, message.movable)
+        )
 
     def _refuse_copied(self, device: int | None) -> None:
         devices = self._copied if device is None else {device} & self._copied.keys()
@@ -250,6 +253,10 @@ class Workloads:
         workload.owner.when_idle(done)
 
     def _ended(self, workload: Workload, session: Session, request: int) -> None:
+        closed = partial(self._closed, workload, session, request)
+        self.mover.when_still(workload.number, closed)
+
+    def _closed(self, workload: Workload, session: Session, request: int) -> None:
         self._close(workload)
         if request:
             session.reply(request, None, None)
@@ -272,8 +279,15 @@ class Workloads:
             if workload.mapped:
                 self._mapped.close_workload(workload, freed=freed)
             elif not freed:
-                self._memory.close_workload(owner, workload.device, workload.address, workload.lent)
-            self._event("workload-closed", workload, now_ns)
+                self._memory.close_workload(
+                    owner,
+                    workload.device,
+                    workload.address,
+                    workload.lent,
+                    movable=workload.movable,
+                )
+            self.mover.when_still(number, partial(self.mover.forget, number))
+            self._commands.record("workload-closed", workload, now_ns)
         self._feed(wk.Closed(now_ns, number))
 
     def poll(self) -> None:
@@ -305,17 +319,6 @@ class Workloads:
         turns = self.manager.turns(workload.device)
         return turns.holder == workload.number and turns.phase is Phase.ITERATING
 
-    def _event(self, what: str, workload: Workload, now_ns: int, *more: tuple[str, Any]) -> None:
-        self._records.add_event(
-            now_ns,
-            what,
-            workload.owner.uid,
-            ("workload", workload_name(workload.number)),
-            ("session", workload.owner.number),
-            ("device", workload.device),
-            *more,
-        )
-
     def _feed(self, event: wk.Event | None) -> None:
         """Have the manager handle an event, and carry out its commands."""
         if event is not None:
@@ -327,7 +330,7 @@ class Workloads:
             self._note_memory()
             while self._events:
                 for command in self.manager.handle(self._events.pop(0)):
-                    self._handlers[type(command)](command)
+                    self._commands.carry_out(command)
         finally:
             self._feeding = False
         self._set_timer()
@@ -354,147 +357,3 @@ class Workloads:
     def _tick(self) -> None:
         self._timer = None
         self._feed(wk.Tick(time.monotonic_ns()))
-
-    # -- commands
-
-    def _admit(self, command: wk.Admit) -> None:
-        workload = self.all[command.workload]
-        owner, region = workload.owner, command.region
-        request, workload.request = workload.request, None
-        assert request is not None
-        sizes = region.size + region.offset, command.temporary
-        address, lent, arena = Address(0), None, None
-        try:
-            if workload.mapped:
-                self._mapped.open_workload(workload, command.device, sizes[0])
-                lent = Address(0) if command.temporary else None
-            else:
-                address, lent, arena = self._memory.open_workload(
-                    owner.number, owner.uid, command.device, region.start, sizes
-                )
-        except GpudError as error:
-            del self.all[command.workload]
-            self._events.append(wk.Closed(time.monotonic_ns(), command.workload))
-            owner.fail(request, error)
-            return
-        workload.device, workload.address, workload.reason = command.device, address, command.reason
-        workload.lent = None if lent is None else (lent, command.temporary)
-        if arena is not None:
-            file = self._arenas.file(arena)
-            owner.send_with(wm.Arena(command.device, arena.base, arena.size), file)
-            self._open_arena(command.device, owner.number)
-        owner.send(
-            wm.WorkloadOpened(
-                request,
-                workload.number,
-                command.device,
-                address,
-                region.size,
-                0 if lent is None else lent,
-                command.temporary,
-                command.reason,
-            )
-        )
-        self._event("workload-opened", workload, time.monotonic_ns(), ("reason", command.reason))
-
-    def _refuse(self, command: wk.Refuse) -> None:
-        workload = self.all.pop(command.workload)
-        assert workload.request is not None
-        error = OutOfMemory(command.needed_bytes, command.most_bytes, limit="zones")
-        workload.owner.fail(workload.request, error)
-
-    def _grant(self, command: wk.Grant) -> None:
-        workload = self.all[command.workload]
-        if workload.mapped:
-            self._mapped.begin_turn(workload, partial(self._lent, workload, command))
-        else:
-            self._granted(workload, command)
-
-    def _lent(self, workload: Workload, command: wk.Grant, error: GpudError | None) -> None:
-        """Answer a program that maps its memory, as that is there, or has failed with ``error``."""
-        if workload.number not in self.all:
-            return  # its request was answered when it ended
-        if error is None:
-            self._granted(workload, command)
-        else:
-            request, workload.request = workload.request, None
-            assert request is not None
-            workload.owner.fail(request, error)
-            self._feed(wk.Ended(time.monotonic_ns(), workload.number))
-
-    def _granted(self, workload: Workload, command: wk.Grant) -> None:
-        request, workload.request = workload.request, None
-        assert request is not None
-        assert workload.device is not None
-        workload.iterations += 1
-        workload.waited_ns += time.monotonic_ns() - workload.asked_ns
-        if command.begins_turn:
-            workload.turns += 1
-            if workload.lent is not None and not workload.mapped:
-                self._memory.begin_turn(workload.owner.number, workload.device, workload.lent)
-        workload.standing = command.standing
-        answer = {"new": command.begins_turn, "standing": command.standing}
-        workload.owner.send(wm.Answer(request, answer))
-
-    def _recall(self, command: wk.Recall) -> None:
-        workload = self.all[command.workload]
-        workload.standing = False
-        workload.owner.send(wm.TurnRecalled(workload.number))
-
-    def _clear(self, command: wk.Clear) -> None:
-        workload = self.all[command.workload]
-        assert workload.device is not None
-        cleared = partial(self._cleared, workload)
-        if workload.mapped:
-            self._mapped.clear_temporary(workload, cleared)
-        elif workload.lent is None:
-            cleared()
-        else:
-            owner = workload.owner.number
-            self._memory.clear_temporary(owner, workload.device, workload.lent, cleared)
-
-    def _cleared(self, workload: Workload) -> None:
-        if workload.number in self.all:
-            self._feed(wk.Cleared(time.monotonic_ns(), workload.number))
-
-    def _fit(self, command: wk.Fit) -> None:
-        workload = self.all[command.workload]
-        assert workload.device is not None
-        region = command.region
-        if workload.mapped:
-            self._mapped.shrink_workload(workload, region.size + region.offset)
-            workload.lent = (0, command.temporary) if command.temporary else None
-            return
-        workload.lent = self._memory.shrink_workload(
-            workload.owner.number,
-            workload.device,
-            workload.address,
-            workload.lent,
-            (region.size + region.offset, command.temporary),
-        )
-
-    def _grown(self, number: int, size: int) -> None:
-        workload = self.all[number]
-        request, workload.request = workload.request, None
-        assert request is not None
-        workload.owner.reply(request, size, None)
-
-    def _refuse_growth(self, command: wk.RefuseGrowth) -> None:
-        workload = self.all[command.workload]
-        request, workload.request = workload.request, None
-        assert request is not None
-        error = OutOfMemory(command.asked_bytes, command.most_bytes, limit="offset")
-        workload.owner.fail(request, error)
-
-    def _overstay(self, command: wk.Overstay) -> None:
-        workload = self.all[command.workload]
-        now_ns = time.monotonic_ns()
-        for_s = (now_ns - command.began_ns) / 1e9
-        _LOG.warning(
-            "workload %s (%s, user %s) has been in an iteration for %.1f s while %d wait",
-            workload_name(workload.number), workload.owner.program,
-            user_name(workload.owner.uid), for_s, command.waiting,
-        )  # fmt: skip
-        self._event(
-            "workload-overstays", workload, now_ns, ("for_s", for_s), ("waiting", command.waiting)
-        )

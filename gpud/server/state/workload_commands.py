@@ -1,0 +1,268 @@
+"""Carries out what the workload manager decides: gives memory, moves it, and answers clients."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gpud.core.workloads import messages as wk
+from gpud.errors import GpudError, OutOfMemory
+from gpud.server.state.access import user_name
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.mapped_memory import MappedMemory
+from gpud.server.state.workload import Workload, workload_name
+from gpud.server.state.workload_memory import WorkloadMemory
+from gpud.telemetry.records import Records
+from gpud.units import Address
+from gpud.wire import messages as wm
+
+__all__ = ["WorkloadCommands"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class WorkloadCommands:
+    """Carries out commands.
+
+    Args:
+        workloads: all of them, by number.
+        arenas: the memory of sessions' arrays.
+        memory: the workloads' memory, and that of those whose programs map it themselves.
+        records: gets events.
+        feed: has the manager handle an event, after the commands of the one before.
+        close: closes a workload.
+
+    Attributes:
+        open_arena: has a device, given by index, open the arena of a session.
+    """
+
+    def __init__(
+        self,
+        workloads: dict[int, Workload],
+        arenas: Arenas,
+        memory: tuple[WorkloadMemory, MappedMemory],
+        records: Records,
+        feed: Callable[[wk.Event], None],
+        close: Callable[[Workload], None],
+    ) -> None:
+        self._all = workloads
+        self._arenas = arenas
+        self._memory, self._mapped = memory
+        self._records = records
+        self._feed = feed
+        self._close = close
+        self.open_arena: Callable[[int, int], None]
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            wk.Admit: self._admit,
+            wk.Refuse: self._refuse,
+            wk.Zone: lambda command: self._memory.set_zone(command.device, command.size),
+            wk.Grant: self._grant,
+            wk.Recall: self._recall,
+            wk.Clear: self._clear,
+            wk.Evict: self._evict,
+            wk.Restore: self._restore,
+            wk.Fit: self._fit,
+            wk.Grow: lambda command: self._grown(command.workload, command.region.size),
+            wk.RefuseGrowth: self._refuse_growth,
+            wk.Overstay: self._overstay,
+        }
+
+    def carry_out(self, command: wk.Command) -> None:
+        """Carry out a command."""
+        self._handlers[type(command)](command)
+
+    def record(self, what: str, workload: Workload, now_ns: int, *more: tuple[str, Any]) -> None:
+        """Add an event about a workload to the records."""
+        self._records.add_event(
+            now_ns,
+            what,
+            workload.owner.uid,
+            ("workload", workload_name(workload.number)),
+            ("session", workload.owner.number),
+            ("device", workload.device),
+            *more,
+        )
+
+    def _admit(self, command: wk.Admit) -> None:
+        workload = self._all[command.workload]
+        owner, region = workload.owner, command.region
+        request, workload.request = workload.request, None
+        assert request is not None
+        sizes = region.size + region.offset, command.temporary
+        position = None if workload.movable else region.start
+        address, lent, arena = Address(0), None, None
+        try:
+            if workload.mapped:
+                self._mapped.open_workload(workload, command.device, sizes[0])
+                lent = Address(0) if command.temporary else None
+            else:
+                address, lent, arena = self._memory.open_workload(
+                    owner.number, owner.uid, command.device, position, sizes
+                )
+        except GpudError as error:
+            del self._all[command.workload]
+            self._feed(wk.Closed(time.monotonic_ns(), command.workload))
+            owner.fail(request, error)
+            return
+        workload.device, workload.address, workload.reason = command.device, address, command.reason
+        workload.lent = None if lent is None else (lent, command.temporary)
+        workload.region_bytes = sizes[0]
+        if command.away:
+            self._memory.note_away(owner.number, command.device, (address, sizes[0]))
+        if arena is not None:
+            file = self._arenas.file(arena)
+            owner.send_with(wm.Arena(command.device, arena.base, arena.size), file)
+            self.open_arena(command.device, owner.number)
+        owner.send(
+            wm.WorkloadOpened(
+                request,
+                workload.number,
+                command.device,
+                address,
+                region.size,
+                0 if lent is None else lent,
+                command.temporary,
+                command.reason,
+            )
+        )
+        self.record("workload-opened", workload, time.monotonic_ns(), ("reason", command.reason))
+
+    def _refuse(self, command: wk.Refuse) -> None:
+        workload = self._all.pop(command.workload)
+        assert workload.request is not None
+        error = OutOfMemory(command.needed_bytes, command.most_bytes, limit="zones")
+        workload.owner.fail(workload.request, error)
+
+    def _grant(self, command: wk.Grant) -> None:
+        workload = self._all[command.workload]
+        if workload.mapped:
+            self._mapped.begin_turn(workload, partial(self._lent, workload, command))
+        else:
+            self._granted(workload, command)
+
+    def _lent(self, workload: Workload, command: wk.Grant, error: GpudError | None) -> None:
+        """Answer a program that maps its memory, as that is there, or has failed with ``error``."""
+        if workload.number not in self._all:
+            return  # its request was answered when it ended
+        if error is None:
+            self._granted(workload, command)
+        else:
+            request, workload.request = workload.request, None
+            assert request is not None
+            workload.owner.fail(request, error)
+            self._feed(wk.Ended(time.monotonic_ns(), workload.number))
+
+    def _granted(self, workload: Workload, command: wk.Grant) -> None:
+        request, workload.request = workload.request, None
+        assert request is not None
+        assert workload.device is not None
+        workload.iterations += 1
+        workload.waited_ns += time.monotonic_ns() - workload.asked_ns
+        if command.begins_turn:
+            workload.turns += 1
+            if workload.lent is not None and not workload.mapped:
+                self._memory.begin_turn(workload.owner.number, workload.device, workload.lent)
+        workload.standing = command.standing
+        answer = {"new": command.begins_turn, "standing": command.standing}
+        workload.owner.send(wm.Answer(request, answer))
+
+    def _recall(self, command: wk.Recall) -> None:
+        workload = self._all[command.workload]
+        workload.standing = False
+        workload.owner.send(wm.TurnRecalled(workload.number))
+
+    def _clear(self, command: wk.Clear) -> None:
+        workload = self._all[command.workload]
+        assert workload.device is not None
+        cleared = partial(self._cleared, workload)
+        if workload.mapped:
+            self._mapped.clear_temporary(workload, cleared)
+        elif workload.lent is None:
+            cleared()
+        else:
+            owner = workload.owner.number
+            self._memory.clear_temporary(owner, workload.device, workload.lent, cleared)
+
+    def _cleared(self, workload: Workload) -> None:
+        if workload.number in self._all:
+            self._feed(wk.Cleared(time.monotonic_ns(), workload.number))
+
+    def _evict(self, command: wk.Evict) -> None:
+        workload = self._all[command.workload]
+        assert workload.device is not None
+        region = workload.address, workload.region_bytes
+        done = partial(self._moved, workload, wk.Evicted)
+        owner = workload.owner.number
+        self._memory.evict(workload.number, owner, workload.device, region, done)
+
+    def _restore(self, command: wk.Restore) -> None:
+        workload = self._all[command.workload]
+        assert workload.device is not None
+        region = workload.address, workload.region_bytes
+        done = partial(self._moved, workload, wk.Restored)
+        owner = workload.owner.number
+        self._memory.restore(workload.number, owner, workload.device, region, done)
+
+    def _moved(
+        self,
+        workload: Workload,
+        event: type[wk.Evicted] | type[wk.Restored],
+        error: OSError | None,
+    ) -> None:
+        if workload.number not in self._all:
+            return
+        if error is None:
+            self._feed(event(time.monotonic_ns(), workload.number))
+            return
+        name, why = workload_name(workload.number), os.strerror(error.errno or errno.EIO)
+        _LOG.error("what workload %s keeps cannot be moved: %s; it is ended", name, why)
+        workload.ending = f"the workload was ended, as what it keeps could not be moved: {why}"
+        # Between its turns: no job of it runs.
+        self._memory.mover.when_still(workload.number, partial(self._close, workload))
+
+    def _fit(self, command: wk.Fit) -> None:
+        workload = self._all[command.workload]
+        assert workload.device is not None
+        region = command.region
+        if workload.mapped:
+            self._mapped.shrink_workload(workload, region.size + region.offset)
+            workload.lent = (0, command.temporary) if command.temporary else None
+            return
+        workload.lent = self._memory.shrink_workload(
+            workload.owner.number,
+            workload.device,
+            workload.address,
+            workload.lent,
+            (region.size + region.offset, command.temporary),
+        )
+
+    def _grown(self, number: int, size: int) -> None:
+        workload = self._all[number]
+        request, workload.request = workload.request, None
+        assert request is not None
+        workload.owner.reply(request, size, None)
+
+    def _refuse_growth(self, command: wk.RefuseGrowth) -> None:
+        workload = self._all[command.workload]
+        request, workload.request = workload.request, None
+        assert request is not None
+        error = OutOfMemory(command.asked_bytes, command.most_bytes, limit="offset")
+        workload.owner.fail(request, error)
+
+    def _overstay(self, command: wk.Overstay) -> None:
+        workload = self._all[command.workload]
+        now_ns = time.monotonic_ns()
+        for_s = (now_ns - command.began_ns) / 1e9
+        _LOG.warning(
+            "workload %s (%s, user %s) has been in an iteration for %.1f s while %d wait",
+            workload_name(workload.number), workload.owner.program,
+            user_name(workload.owner.uid), for_s, command.waiting,
+        )  # fmt: skip
+        self.record(
+            "workload-overstays", workload, now_ns, ("for_s", for_s), ("waiting", command.waiting)
+        )
