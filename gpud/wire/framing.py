@@ -62,6 +62,33 @@ class FrameDecoder:
             self._start = 0
         self._buffer += data
 
+    def feed_frames(self, data: memoryview) -> Iterator[bytes]:
+        """Append a piece of the stream, and yield the body of each frame that is complete now.
+
+        Raises:
+            FrameError: as from `feed` and `frames`.
+        """
+        body = self.only_frame(data)
+        if body is not None:
+            return iter((body,))
+        self.feed(data)
+        return self.frames()
+
+    def only_frame(self, data: memoryview) -> bytes | None:
+        """Return the body of a piece that is just a frame, as most are: it passes no buffer.
+
+        None if it is not, or follows an incomplete one: then it must be given to `feed`.
+        """
+        size = len(data) - HEADER_BYTES
+        if (
+            size > 0
+            and not self._buffer
+            and self._broken is None
+            and int.from_bytes(data[:HEADER_BYTES], "little") == size <= self._limit_bytes
+        ):
+            return bytes(data[HEADER_BYTES:])
+        return None
+
     def frames(self) -> Iterator[bytes]:
         """Yield the body of each complete frame, once, in order.
 

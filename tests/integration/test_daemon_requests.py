@@ -342,10 +342,10 @@ async def test_the_last_sequence_is_kept_however_large_it_is(
     client = await world.client()
     module = await client.kernel()
     for number, blocks in enumerate((4, 5, 5), 1):
-        client.submit(number, module, blocks)
+        client.submit(number, module, launches=[launch(module), launch(module, blocks - 1)])
         assert (await client.finished(number)).state == "done"
         (kept,) = world.daemon.state.sessions[client.session].sequences.values()
-        assert kept.total == blocks
+        assert kept.total == 4 + blocks - 1
 
 
 async def test_what_a_running_job_had_grows_while_it_runs(world: World) -> None:

@@ -224,8 +224,12 @@ class ProtocolState:
         Raises:
             GpudError: a frame is invalid; the connection cannot be used any more.
         """
-        self._decoder.feed(data)
         self._descriptors += descriptors
+        if self._body is None:
+            self._body = self._decoder.only_frame(data)
+            if self._body is not None:
+                return
+        self._decoder.feed(data)
 
     def settle(self) -> None:
         """Handle the received messages, settling requests and jobs.

@@ -76,8 +76,7 @@ class Link:
                 self._keep(ancillary)
             if not count:
                 return
-            self._decoder.feed(view[:count])
-            for body in self._decoder.frames():
+            for body in self._decoder.feed_frames(view[:count]):
                 try:
                     command = decode(body, front)
                 except FrameError:

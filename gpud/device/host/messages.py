@@ -75,8 +75,9 @@ class HostLaunch(NamedTuple):
     grid: Dim3
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
-    parameters: Annotated[bytes, blob(1 << 16), "the buffer, without the hidden parameter"]
     occupancy: Annotated[int, uint(16), "M of this launch, as `Measure` replied"]
+    # Last, so that launches that differ in it alone begin alike: see `gpud.wire.beginnings`.
+    parameters: Annotated[bytes, blob(1 << 16), "the buffer, without the hidden parameter"]
 
 
 # -- commands --------------------------------------------------------------------------------------

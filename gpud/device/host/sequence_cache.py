@@ -1,7 +1,9 @@
 """Caches prepared sequences by the bytes of `StartRun` that describe them.
 
 A service submits the same sequence again and again. Its `StartRun` then holds the same bytes, so
-they serve as the key: decoding, resolving the kernels and preparing the sequence is done once.
+they serve as the key: decoding, resolving the kernels and preparing the sequence is done once. A
+launch that differs in its parameters alone is recognised by how it begins, where the device can
+make the sequence of another one's.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 from gpud.device.host.messages import HOST_PROTOCOL, HostLaunch
 from gpud.device.interface import Device, LaunchSpec
 from gpud.errors import GpudError, InvalidArgument
+from gpud.wire.beginnings import Beginnings, is_short
 
 __all__ = ["SequenceCache"]
 
@@ -45,6 +48,7 @@ class SequenceCache:
         self._kernel = kernel
         self._limit_bytes = limit_bytes
         self._kept: dict[tuple[bytes, int], _Kept] = {}
+        self._alike: Beginnings[_Kept] = Beginnings()
         self._bytes = 0
 
     def prepared(self, packed: bytes, occupancy: int) -> Any:
@@ -61,6 +65,10 @@ class SequenceCache:
             InvalidArgument: M, or a parameter buffer, does not fit the launches.
             LaunchConfigError, KernelRejected: the device cannot run one of them.
         """
+        alike = self._alike.find(occupancy, packed)
+        if alike is not None:
+            like, parameters = alike
+            return like.sequence.with_parameters(parameters)
         kept = self._kept.get((packed, occupancy))
         if kept is None:
             kept = self._made(packed, occupancy)
@@ -72,6 +80,7 @@ class SequenceCache:
         """Drop the sequences that use these modules."""
         for key in [key for key, one in self._kept.items() if not one.modules.isdisjoint(modules)]:
             self._drop(key)
+        self._alike.drop(lambda one: not one.modules.isdisjoint(modules))
 
     def _made(self, packed: bytes, occupancy: int) -> _Kept:
         rows = HOST_PROTOCOL.decode_records(HostLaunch, packed, least=1, most=_MOST_LAUNCHES)
@@ -81,7 +90,10 @@ class SequenceCache:
             raise
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
-        return _Kept(frozenset(row.module for row in rows), sequence)
+        kept = _Kept(frozenset(row.module for row in rows), sequence)
+        if len(rows) == 1 and is_short(packed) and hasattr(sequence, "with_parameters"):
+            self._alike.keep(occupancy, packed, len(rows[0].parameters), kept)
+        return kept
 
     def _resolved(self, row: HostLaunch) -> LaunchSpec:
         kernel = self._kernel(row.module, row.entry)

@@ -1,7 +1,8 @@
 """Handles submissions: validates a `gpud.wire.messages.Submit` and makes a job of it.
 
 This is the hot path. Services submit the same sequence of launches again and again, so a validated
-sequence is kept by its bytes, for as long as its modules are loaded.
+sequence is kept by its bytes, for as long as its modules are loaded. A job of one launch is
+recognised by all but its parameters.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import JobId, SessionId, job_id
+from gpud.wire.beginnings import is_short
 from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Resume, Submit
 
 __all__ = ["Submission", "refuse"]
@@ -79,14 +81,20 @@ class Submission:
         # An online job keeps its share whatever it does, so it is spared the cost of kill polls.
         online = message.reservation is not None
         killable = device.always_polls or (message.timeout_ns is not None and not online)
-        sequence = session.sequences.get((message.device, message.launches, killable))
-        if sequence is None:
-            sequence = self._validated(session, message.device, message.launches, killable=killable)
+        data = message.launches
+        alike = session.alike.find((message.device, killable), data)
+        if alike is not None:
+            (sequence, head), parameters = alike
+            packed = head + parameters
+        else:
+            kept = session.sequences.get((message.device, data, killable))
+            sequence = kept or self._validated(session, message.device, data, killable=killable)
+            packed = sequence.launches
         after = self._after(session, message) if message.after else ()
         now_ns = time.monotonic_ns()
         number = message.number
         job_number = job_id(session.number, number)
-        job = SubmittedJob(job_number, number, session, device.index, sequence, now_ns)
+        job = SubmittedJob(job_number, number, session, device.index, sequence, now_ns, packed)
         job.online = online
         job.follows = len(after)
         session.add_job(job)
@@ -139,6 +147,7 @@ class Submission:
         shapes: list[LaunchShape] = []
         needs: list[tuple[Module, Shape]] = []
         kernels: list[str] = []
+        together = False  # its grid must fit the present host
         for index, launch in enumerate(launches):
             try:
                 module, kernel, occupancy, form = self._checked(
@@ -150,6 +159,7 @@ class Submission:
                     fields["message"] = f"launch {index}: {error.message}"
                     raise from_wire(fields) from None
                 raise
+            together |= kernel.info.cooperative
             total = prod(launch.grid)
             wire.append(
                 [
@@ -159,8 +169,8 @@ class Submission:
                     list(launch.grid),
                     list(launch.block),
                     launch.shared,
-                    launch.parameters,
                     occupancy,
+                    launch.parameters,
                 ]
             )
             shapes.append(LaunchShape(occupancy, total, form != "whole"))
@@ -176,7 +186,12 @@ class Submission:
         sequence = ValidatedSequence(
             packed, tuple(shapes), needs, kernels, len(data), killable=killable
         )
-        session.keep_sequence((device, data, killable), sequence)
+        if len(launches) > 1 or not is_short(data) or together:
+            session.keep_sequence((device, data, killable), sequence)
+        else:
+            size = len(launches[0].parameters)
+            known = sequence, packed[: len(packed) - size]
+            session.alike.keep((device, killable), data, size, known)
         return sequence
 
     def _checked(

@@ -343,7 +343,7 @@ class Runner:
             hm.StartRun(
                 job.id,
                 job.session,
-                sequence.launches,
+                job.packed,
                 command.occupancy,
                 command.slices,
                 command.epoch,

@@ -311,8 +311,7 @@ class Stream:
         if not size:
             self._end("closed by the peer")
             return
-        self._decoder.feed(self._outbox.buffer[:size])
-        self._turn(self._decoder.frames())
+        self._turn(self._decoder.feed_frames(self._outbox.buffer[:size]))
 
     def _next_turn(self) -> None:
         frames, self._backlog = self._backlog, None

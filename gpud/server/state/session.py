@@ -21,11 +21,13 @@ from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, User
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import SessionId, job_name
+from gpud.wire.beginnings import Beginnings
 from gpud.wire.messages import Answer, Began, Failed, Finished, LaneOpened, LaunchEnded
 
 __all__ = ["PendingCompilation", "Session", "internal_error"]
 
 _LOG = logging.getLogger(__name__)
+_MOST_ALIKE = 512  # launches that are recognised by how they begin
 _SEQUENCE_BYTES = 4 << 20  # as received, of the sequences that are kept
 _MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of variants are longer
 
@@ -51,6 +53,7 @@ class Session:
         send_with: `send`, with a descriptor.
         program: the client's name, as it gives it.
         sequences: validated ones by device, bytes, and whether they are killable.
+        alike: validated ones of one launch, with what a host gets in front of its parameters.
         jobs: those that have not ended, by number, oldest first.
         last_number: the number of the session's latest job.
         failed: how many of its jobs have failed; the first is logged, and the count at the end.
@@ -88,6 +91,7 @@ class Session:
         self.last_number = 0
         self.failed = 0
         self.sequences: OrderedDict[tuple[int, bytes, bool], ValidatedSequence] = OrderedDict()
+        self.alike: Beginnings[tuple[ValidatedSequence, bytes]] = Beginnings(_MOST_ALIKE)
         self.gone = False
         self.reports_begins = False
         self._arenas = arenas
@@ -150,6 +154,7 @@ class Session:
             if any(needed is module for needed, _ in sequence.needs)
         ]:
             self._sequence_bytes -= self.sequences.pop(key).size_bytes
+        self.alike.drop(lambda known: known[0].modules[0] is module)
 
     def keep_sequence(self, key: tuple[int, bytes, bool], sequence: ValidatedSequence) -> None:
         """Keep a validated sequence; drop the oldest ones above the limit."""
@@ -169,7 +174,7 @@ class Session:
         """
         self.user.check_jobs(len(self.jobs))
         sequence = job.sequence
-        size = JOB_BYTES + FOLLOWED_BYTES * job.follows
+        size = _size_of(job)
         self.host_memory.charge(
             size if sequence.jobs else size + sequence.charged_bytes, "this job"
         )
@@ -216,7 +221,7 @@ class Session:
         self.user.jobs -= 1
         sequence = job.sequence
         sequence.jobs -= 1
-        size = JOB_BYTES + FOLLOWED_BYTES * job.follows
+        size = _size_of(job)
         self.host_memory.uncharge(size if sequence.jobs else size + sequence.charged_bytes)
         now_ns = time.monotonic_ns()
         stats = job.stats(now_ns)
@@ -252,6 +257,12 @@ class Session:
         deferred = self._deferred
         while deferred and (oldest is None or deferred[0][0] < oldest):
             deferred.popleft()[1]()
+
+
+def _size_of(job: SubmittedJob) -> int:
+    """Return what is charged for a job beside its sequence."""
+    size = JOB_BYTES + FOLLOWED_BYTES * job.follows
+    return size if job.packed is job.sequence.launches else size + len(job.packed)
 
 
 def internal_error(error: Exception) -> InternalError:

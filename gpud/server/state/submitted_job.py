@@ -58,6 +58,7 @@ class SubmittedJob:
         sites: the modules of a lane's launch sites, by their numbers.
         follows: how many jobs it must wait for.
         sequence: the launches; only until the job has ended.
+        packed: the launches as its device gets them; likewise.
         owner: is notified of its end; only until then.
         changes: of its share, the latest; once it has ended.
         progress: task blocks done, and their total, as last reported.
@@ -67,7 +68,7 @@ class SubmittedJob:
     __slots__ = (
         "_stats", "_terms", "changes", "device", "ended_ns", "error", "first_block_ns", "follows",
         "id", "kernels", "lane", "launches", "memory_bytes", "number", "occupancy", "online",
-        "output", "owner", "program", "progress", "progressed_ns", "record", "release_ns",
+        "output", "owner", "packed", "program", "progress", "progressed_ns", "record", "release_ns",
         "resizes", "sequence", "session", "sites", "started_ns", "state", "submitted_ns", "uid",
         "ways",
     )  # fmt: skip
@@ -80,6 +81,7 @@ class SubmittedJob:
         device: int,
         sequence: ValidatedSequence,
         now_ns: int,
+        packed: bytes = b"",
     ) -> None:
         self.id = job
         self.number = number
@@ -89,6 +91,7 @@ class SubmittedJob:
         self.program = owner.program
         self.device = device
         self.sequence = sequence
+        self.packed = packed
         self.kernels = sequence.kernels
         self.launches = len(sequence.shapes)
         self.occupancy = sequence.occupancy
@@ -144,7 +147,7 @@ class SubmittedJob:
         self.memory_bytes = memory_bytes
         self.record = None
         self.output = b""
-        del self.sequence, self.owner
+        del self.sequence, self.packed, self.owner
 
     def stats(self, now_ns: int) -> dict[str, Any]:
         """Return the fields of `gpud.wire.messages.Finished`; final once the job has ended."""

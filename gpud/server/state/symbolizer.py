@@ -141,7 +141,7 @@ def _with_shared_size(
     body = body.partition("\n.visible .entry ")[0]
     if not any(re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", body) for name in names):
         return error
-    launches = hm.HOST_PROTOCOL.decode_records(hm.HostLaunch, job.sequence.launches)
+    launches = hm.HOST_PROTOCOL.decode_records(hm.HostLaunch, job.packed)
     size = launches[error.launch or 0].shared
     told = error.to_wire()
     told["message"] += "; the kernel declares extern __shared__ memory, and " + (

@@ -42,7 +42,7 @@ class Case:
     def start(self, total: int, slices: int) -> None:
         """Start job 9."""
         row = m.HostLaunch(
-            7, "persistent_a", "persistent", (total, 1, 1), (32, 1, 1), 0, bytes(8), 2
+            7, "persistent_a", "persistent", (total, 1, 1), (32, 1, 1), 0, 2, bytes(8)
         )
         packed = m.HOST_PROTOCOL.encode_records([row])
         self.host.carry_out(m.StartRun(9, 5, packed, 2, slices, 0, True))

@@ -76,7 +76,7 @@ def row(
 ) -> m.HostLaunch:
     """A launch in the form that `StartRun` takes."""
     return m.HostLaunch(
-        module, entry, form, (grid, 1, 1), (block, 1, 1), shared, parameters, occupancy
+        module, entry, form, (grid, 1, 1), (block, 1, 1), shared, occupancy, parameters
     )
 
 

@@ -102,3 +102,35 @@ def test_failures_are_errors_of_the_request() -> None:
         sequences.prepared(packed(row(3, "k")), 1)
     device.error = None
     assert sequences.prepared(packed(row(3, "k")), 1) == (1, 1)
+
+
+class Renewable:
+    """A sequence of which others with other parameters can be made."""
+
+    def __init__(self, parameters: bytes) -> None:
+        self.parameters = parameters
+
+    def with_parameters(self, parameters: bytes) -> Renewable:
+        return Renewable(parameters)
+
+
+def test_a_launch_with_other_parameters_is_not_prepared_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sequences, device = made()
+
+    def prepare(launches: list[LaunchSpec], _: int) -> Renewable:
+        device.made.append(launches)
+        return Renewable(launches[0].parameters)
+
+    monkeypatch.setattr(device, "prepare", prepare)
+    sequences.prepared(packed(row(3, "k", parameters=b"abcd")), 1)
+    again = sequences.prepared(packed(row(3, "k", parameters=b"efgh")), 1)
+    assert again.parameters == b"efgh"
+    assert len(device.made) == 1
+    sequences.prepared(packed(row(3, "k", parameters=b"efgh")), 2)  # another M
+    sequences.prepared(packed(row(3, "k", grid=7, parameters=b"efgh")), 1)
+    assert len(device.made) == 3
+    sequences.forget({3})
+    sequences.prepared(packed(row(3, "k", parameters=b"ijkl")), 1)
+    assert len(device.made) == 4

@@ -42,6 +42,13 @@ class CPUSequence:
             ]
         )
 
+    def with_parameters(self, parameters: bytes) -> CPUSequence:
+        """Return the sequence of the same launch, the only one, with a buffer of the same size."""
+        other = CPUSequence.__new__(CPUSequence)
+        other.layout = layout = self.layout
+        other._fresh = layout.fresh((parameters,))
+        return other
+
     @property
     def launches(self) -> tuple[LaunchInfo, ...]:
         """A description of each launch for messages."""
