@@ -161,7 +161,7 @@ async def test_jobs_to_follow(world: World) -> None:
     client.submit(2, module, after=((client.session, 1),) * 4096)
     await client.query("status")
     launches = 42  # as its device gets them
-        assert kept.used_bytes == before + JOB_BYTES + 4096 * FOLLOWED_BYTES + launches
+    assert kept.used_bytes == before + JOB_BYTES + 4096 * FOLLOWED_BYTES + launches
     await client.ask(lambda r: wm.Cancel(r, (client.session, 2)), wm.Answer)
     await client.finished(2)
     assert kept.used_bytes == before
