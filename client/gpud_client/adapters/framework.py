@@ -26,7 +26,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from gpud.errors import InvalidArgument
 from gpud.units import byte_size
 from gpud_client.adapters.mapped import MappedRange, MappedZone, ProcessGpu
 from gpud_client.adapters.mapped_workload import MappedTurn, open_mapped
+from gpud_client.adapters.parts import ProfileParts
 from gpud_client.devices import Device
 from gpud_client.workloads.kinds import (
     Allocated,
@@ -48,11 +49,23 @@ from gpud_client.workloads.kinds import (
 from gpud_client.workloads.memory import MemoryRange
 from gpud_client.workloads.workload import OFFSET
 
-__all__ = ["FrameworkMemory"]
+__all__ = ["FrameworkMemory", "Terms"]
 
 _LOG = logging.getLogger("gpud_client")
 
 _PROFILE, _PERSISTENT, _TEMPORARY = "profile", "persistent", "temporary"
+
+
+class Terms(TypedDict, total=False):
+    """The terms of a workload, as `FrameworkMemory` takes them."""
+
+    persistent: int | str | None
+    temporary: int | str | None
+    offset: int | str
+    weight: int
+    device: Device | int | None
+    gpu: ProcessGpu | None
+    profiled_iterations: int
 
 
 class _Block:
@@ -60,7 +73,7 @@ class _Block:
 
     __slots__ = ("offset", "one", "place", "streams")
 
-    def __init__(self, one: Allocation, place: str, offset: int, stream: int) -> None:
+    def __init__(self, one: Allocation, place: str, offset: int, stream: int | None) -> None:
         self.one = one
         self.place = place
         self.offset = offset
@@ -124,7 +137,7 @@ class FrameworkMemory:
         self._blocks: dict[int, _Block] = {}
         self._persistent = MappedRange(self._gpu)
         self._profile = MappedRange(self._gpu)
-        self._profile_parts = MemoryRange(0, self.workload.temporary, ())
+        self._profile_parts = ProfileParts(self.workload.temporary, self._gpu.granule)
         self._events: list[Event] = []
         self._zone = MappedZone(self._gpu)
         self._temporary_parts = MemoryRange(0, 0, ())
@@ -132,18 +145,18 @@ class FrameworkMemory:
         self._turn: MappedTurn | None = None
         self._within = False
         self._closed = False
-        self._freed_on: set[int] = set()
+        self._freed_on: set[int | None] = set()
         self.held_bytes = 0
         self.failure: Exception | None = None
 
     # -- memory
 
-    def allocate(self, size: int, stream: int = 0) -> int:
+    def allocate(self, size: int, stream: int | None = 0) -> int:
         """Return the address of memory that the framework has until `free`.
 
         Args:
             size: bytes; 0 is as 1.
-            stream: the driver's number of the stream on which it is used first.
+            stream: the driver's number of the stream on which it is used; None: not known.
 
         Raises:
             OutOfMemory: neither kind of the workload's memory has room.
@@ -202,6 +215,18 @@ class FrameworkMemory:
         """Return where an allocation lies: "persistent", "temporary" or, profiled, "profile"."""
         with self._lock:
             return self._blocks[address].place
+
+    def info(self) -> tuple[int, int]:
+        """Return the bytes that are free of both kinds of memory together, and all."""
+        with self._lock:
+            total = self.workload.persistent + self.workload.temporary
+            used = sum(block.one.size for block in self._blocks.values())
+            return max(0, total - used), total
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     # -- iterations
 
@@ -306,16 +331,16 @@ class FrameworkMemory:
         return _PERSISTENT, offset
 
     @property
-    def _parts_in_zone(self) -> MemoryRange:
+    def _parts_in_zone(self) -> MemoryRange | ProfileParts:
         return self._temporary_parts if self._profiled else self._profile_parts
 
     def _blocks_in_zone(self) -> list[tuple[int, _Block]]:
         place = _TEMPORARY if self._profiled else _PROFILE
         return [one for one in self._blocks.items() if one[1].place == place]
 
-    def _catch_up(self, stream: int) -> None:
+    def _catch_up(self, stream: int | None) -> None:
         """Wait for other streams if they may still use memory that was freed on them."""
-        if self._freed_on - {stream}:
+        if self._freed_on and (stream is None or self._freed_on != {stream}):
             self._gpu.synchronize()
             self._freed_on.clear()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpud_client.adapters.parts import ProfileParts
 from gpud_client.adapters.recording import MARK, read_recording
 from gpud_client.workloads.kinds import (
     Allocated,
@@ -179,3 +180,17 @@ def test_what_is_allocated_outside_of_iterations_persists_and_kinds_follow_the_l
             learner.freed(one)
         assert learner.end_iteration() == ([one] if survives else [])
     assert kinds == [Kind.UNKNOWN, Kind.PERSISTENT, Kind.TEMPORARY, Kind.PERSISTENT]
+
+
+def test_parts_of_a_granule_or_more_share_theirs_with_nobody() -> None:
+    parts = ProfileParts(64 << 10, 4 << 10)
+    small = [parts.take(100) for _ in range(3)]
+    large = [parts.take(5 << 10), parts.take(4 << 10)]
+    assert small == [0, 256, 512]
+    assert large == [8 << 10, 16 << 10]
+    assert parts.take(8100) == 20 << 10  # small ones have an eighth
+    parts.give_back(8 << 10, 5 << 10)
+    assert parts.take(6 << 10) == 8 << 10
+    parts.restrict([(0, 4 << 10), (8 << 10, 20 << 10)])
+    assert parts.take(3000) == 768
+    assert parts.take(3000) is None, "what is restricted has no room elsewhere"
