@@ -226,6 +226,8 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
         quota: Share | None = None,
         weight: int = 1,
         device: Device | int | None = None,
+        deadline: float | None = None,
+        exclusive: bool = False,
     ) -> Lane:
         """Open a lane: a stream with a share of its own, whose jobs start in microseconds.
 
@@ -237,13 +239,17 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
             quota: Offline, with at most this share. Neither: offline, the whole device.
             weight: 1 to 1000: of an offline lane, when capacity is shared.
             device: On which device; None: on the first one.
+            deadline: Seconds from now; orders online lanes and jobs that wait for their share.
+            exclusive: Have whole SMs on which no other job's blocks run until it is closed, as with
+                `Kernel.submit`. Such a lane lends nothing, and cannot be resized.
 
         Raises:
             AdmissionError: The device can never grant the share.
             InvalidArgument: The device has no lanes.
             ValueError: Both shares are given, or one is none.
         """
-        lane = Lane(self, *lane_terms(self, reservation, quota, weight, device))
+        terms = lane_terms(self, reservation, quota, weight, device, deadline, exclusive)
+        lane = Lane(self, *terms)
         self._channel.run(lane._open())
         return lane
 

@@ -25,8 +25,13 @@ from gpud_client.launch.kernels import KernelBase, Launch
 from gpud_client.launch.modules import ModuleBase
 from gpud_client.launch.shares import Amounts
 from gpud_client.launch.streams import Stream
-from gpud_client.launch.submission import as_ns, listed, submit_launches
-from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
+from gpud_client.launch.submission import listed, submit_launches
+from gpud_client.launch.submit_options import (
+    SubmitOptions,
+    as_ns,
+    complete,
+    takes_submit_options,
+)
 from gpud_client.textures import describe
 from gpud_client.workloads.workload import OFFSET, WorkloadBase, open_workload
 

@@ -32,7 +32,9 @@ offset type  name               meaning
 4      u32   ``site``           launch site: kernel, block shape and shared memory; from the daemon
 8      3 u32 ``grid``           task blocks in x, y, z
 20     u32   ``size``           of the parameters, which the site fixes
-24     8 B                      0
+24     u32   ``limit_ms``       how long the job may run that the launch belongs to; 0: no limit
+28     u32   ``goes_on``        not 0: it belongs to the same job as the launch before: it does not
+                                begin if that was not done
 32           ``parameters``     the first 96 bytes of the kernel's parameter buffer; the rest
                                 follows in the next slots, 128 bytes in each
 ====== ===== ================== ====================================================================
@@ -43,8 +45,9 @@ A *completion* is that of launch n at n modulo `SLOTS`:
 offset type  name               meaning
 ====== ===== ================== ====================================================================
 0      u32   ``number``         of the launch
-4      u32   ``status``         0: done; 1: see the message `gpud.wire.messages.LaunchEnded`
-8      u64   ``accepted_ns``    when its record was accepted, monotonic
+4      u8    ``status``         0: done; 1: see the message `gpud.wire.messages.LaunchEnded`
+5      u24   ``slices``         that the lane had when it ended, of 1/`SLICES` SM
+8      u64   ``accepted_ns``    when its record was accepted, monotonic; valid from its beginning on
 16     u64   ``began_ns``       when its first task block began, 0 if none has
 24     u64   ``ended_ns``       when it had ended
 ====== ===== ================== ====================================================================
@@ -65,13 +68,17 @@ __all__ = [
     "COMPLETION_BYTES",
     "DONE",
     "ENDED",
+    "GOES_ON_AT",
     "HEAD",
     "INLINE_AT",
     "INLINE_BYTES",
+    "LIMIT_AT",
     "LISTENING",
     "MOST_SITES",
     "RING_BYTES",
     "SEE_MESSAGE",
+    "SLICES",
+    "SLICES_SHIFT",
     "SLOTS",
     "SLOTS_AT",
     "SLOT_BYTES",
@@ -93,12 +100,17 @@ SLOTS: Final = 1024
 
 SLOT_BYTES: Final = 128
 SLOTS_AT: Final = 4096
+LIMIT_AT: Final = 24
+GOES_ON_AT: Final = 28
 INLINE_AT: Final = 32
 INLINE_BYTES: Final = SLOT_BYTES - INLINE_AT
 
 COMPLETIONS_AT: Final = SLOTS_AT + SLOTS * SLOT_BYTES
 COMPLETION_BYTES: Final = 32
 RING_BYTES: Final = COMPLETIONS_AT + SLOTS * COMPLETION_BYTES
+
+SLICES: Final = 32
+SLICES_SHIFT: Final = 8
 
 DONE: Final = 0
 SEE_MESSAGE: Final = 1

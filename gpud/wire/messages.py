@@ -396,6 +396,12 @@ class OpenLane(NamedTuple):
     weight: Annotated[
         int, uint(16, least=1, most=1000), "an offline lane's weight when capacity is shared"
     ] = 1
+    deadline_ns: Annotated[
+        int | None, optional(uint(63)), "from now; orders online jobs that wait for their share"
+    ] = None
+    exclusive: Annotated[
+        bool, flag(), "online: the reservation is in whole SMs, on which no other job runs"
+    ] = False
 
 
 @_client(21)

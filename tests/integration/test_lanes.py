@@ -275,7 +275,7 @@ def test_jobs_follow_each_other_between_lanes_and_streams(gpu: gc.Session, lane:
 
 
 @pytest.mark.parametrize(
-    "options", [{"reservation": 1}, {"quota": 1}, {"weight": 2}, {"deadline": 1}, {"timeout": 1}]
+    "options", [{"reservation": 1}, {"quota": 1}, {"weight": 2}, {"deadline": 1}, {"exclusive": 1}]
 )
 def test_options_that_a_lane_does_not_have_are_refused(
     gpu: gc.Session, lane: Lane, options: dict[str, int]

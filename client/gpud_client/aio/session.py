@@ -133,9 +133,12 @@ class AsyncSession(
         quota: Share | None = None,
         weight: int = 1,
         device: Device | int | None = None,
+        deadline: float | None = None,
+        exclusive: bool = False,
     ) -> AsyncLane:
         """Make a lane, to be opened with ``await`` or ``async with``. See `Session.lane`."""
-        return AsyncLane(self, *lane_terms(self, reservation, quota, weight, device))
+        terms = lane_terms(self, reservation, quota, weight, device, deadline, exclusive)
+        return AsyncLane(self, *terms)
 
     async def __aenter__(self) -> Self:
         return self

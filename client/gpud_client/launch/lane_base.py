@@ -41,7 +41,7 @@ __all__ = ["LaneBase"]
 _HEAD, _TAIL = ring.HEAD // 4, ring.TAIL // 4
 _LISTENING = ring.LISTENING // 4
 _MASK = 0xFFFFFFFF
-_RECORD = struct.Struct("<6I8x")
+_RECORD = struct.Struct("<8I")
 _NEVER = -1
 
 
@@ -193,6 +193,7 @@ class LaneBase(LaneCompletions):
         job: LaneJob,
         records: list[tuple[int, tuple[int, int, int], bytes]],
         allocations: list[Any],
+        limit_ms: int,
     ) -> Operation[None]:
         """Write the records of a job, (site, grid, parameters); waits while the ring is full."""
         turn = Signal()
@@ -205,7 +206,9 @@ class LaneBase(LaneCompletions):
                     if obstacle is None or obstacle is turn:
                         self._writer = turn
                         self._stop = _NEVER  # nobody comes in between
-                        written, obstacle = self._write_some(job, records, written, allocations)
+                        written, obstacle = self._write_some(
+                            job, records, written, allocations, limit_ms
+                        )
                 self._wake_device()
                 if obstacle is None:
                     return
@@ -224,6 +227,7 @@ class LaneBase(LaneCompletions):
         records: list[tuple[int, tuple[int, int, int], bytes]],
         index: int,
         allocations: list[Any],
+        limit_ms: int,
     ) -> tuple[int, Point | None]:
         """Write records from ``index`` on; returns how far, and what the rest waits for."""
         for site, grid, parameters in records[index:]:
@@ -240,7 +244,7 @@ class LaneBase(LaneCompletions):
                     self._users[allocation] = job._last
             elif job._batches[-1] is not self._batches[0]:
                 job._batches += self._batches
-            self._put(site, grid, parameters, slots)
+            self._put(site, grid, parameters, slots, (limit_ms, int(index > 0)))
             self._batches[0].jobs[self._at % BATCH] = job
             self._room -= slots
             self._at += 1
@@ -276,9 +280,16 @@ class LaneBase(LaneCompletions):
         self._stop = (index + 1) * BATCH
         return None
 
-    def _put(self, site: int, grid: tuple[int, int, int], parameters: bytes, slots: int) -> None:
+    def _put(
+        self,
+        site: int,
+        grid: tuple[int, int, int],
+        parameters: bytes,
+        slots: int,
+        terms: tuple[int, int],
+    ) -> None:
         at = ring.SLOTS_AT + self._head % ring.SLOTS * ring.SLOT_BYTES
-        _RECORD.pack_into(self._map, at, self._at & _MASK, site, *grid, len(parameters))
+        _RECORD.pack_into(self._map, at, self._at & _MASK, site, *grid, len(parameters), *terms)
         first = parameters[: ring.INLINE_BYTES]
         self._map[at + ring.INLINE_AT : at + ring.INLINE_AT + len(first)] = first
         for index in range(1, slots):

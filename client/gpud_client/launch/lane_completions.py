@@ -38,6 +38,7 @@ _LINGER_S = 1.0  # how long the watcher stays when nothing is to be watched
 _COMPLETED = ring.COMPLETED // 4
 _WANTED = ring.WANTED // 4
 _MASK = 0xFFFFFFFF
+_STATUS = 0xFF
 _COMPLETION = struct.Struct("<IIQQQ")
 _NONE = -1
 _FEW_USERS = 64
@@ -169,7 +170,7 @@ class LaneCompletions(Stream):
         if job._last >= self._seen:
             return False
         told: list[LaunchEnded] = []
-        times = (0, 0, 0)
+        times, slices_ns = (0, 0, 0), 0
         for number in range(job._first, job._last + 1):
             kept = job._batches[number // BATCH - job._first // BATCH].completions
             at = number % BATCH * ring.COMPLETION_BYTES
@@ -178,10 +179,15 @@ class LaneCompletions(Stream):
             else:
                 _, status, *found = _COMPLETION.unpack_from(kept, at)
             times = (times[0] or found[0], times[1] or found[1], found[2])
-            if status != ring.DONE:
+            slices_ns += (status >> ring.SLICES_SHIFT) * max(0, found[2] - found[0])
+            if status & _STATUS != ring.DONE:
                 told.append(self._messages.pop(number & _MASK))
-        job._complete(told, times)
+        job._complete(told, times, slices_ns)
         return True
+
+    def _accepted_ns(self, number: int) -> int:
+        """Return when a launch was accepted that has begun, and is not seen."""
+        return int(_COMPLETION.unpack_from(self._map, _place(number))[2])
 
     def _wait(self, number: int, timeout_s: float | None) -> bool:
         """Wait until launch ``number`` is seen; returns whether it is."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 from gpud.errors import GpudError, InvalidArgument
 from gpud.units import SessionId, Share, job_id, job_name
-from gpud.wire.lane_ring import BEGUN
+from gpud.wire.lane_ring import BEGUN, SLICES
 from gpud.wire.messages import CancelLaunch, Finished, LaunchEnded
 from gpud_client.connection import operations
 from gpud_client.connection.faces import operation
@@ -20,6 +21,7 @@ from gpud_client.launch.lane_completions import Batch
 __all__ = ["LaneJobBase"]
 
 _MASK = 0xFFFFFFFF
+_TRIES = 3
 
 _LATER: dict[str, Callable[[LaneBase], Any]] = {
     # Attributes of a job that few are asked for.
@@ -36,6 +38,7 @@ class LaneJobBase(JobBase):
     """State and operations common to `LaneJob` and `AsyncLaneJob`."""
 
     _over = False
+    _totals: tuple[int, ...] = ()  # of its launches, unless it has one
     _batches: tuple[Batch, ...]
     _first: int
     _last: int
@@ -116,13 +119,16 @@ class LaneJobBase(JobBase):
             self._error = error
             self._finish()
 
-    def _complete(self, told: Sequence[LaunchEnded], times: tuple[int, int, int]) -> None:
+    def _complete(
+        self, told: Sequence[LaunchEnded], times: tuple[int, int, int], slices_ns: int
+    ) -> None:
         """Settle it with its completions, and the messages about some."""
         accepted, began, ended = times
         stats = {
             "queued_s": max(0, accepted - self._at_ns) / 1e9,
             "first_block_s": (began - accepted) / 1e9 if began else None,
             "run_s": max(0, ended - accepted) / 1e9,
+            "capsm_seconds": slices_ns / SLICES / 1e9,
         }
         state, error, done = "done", None, self._total
         for one in told:
@@ -133,14 +139,42 @@ class LaneJobBase(JobBase):
         output = b"".join(one.output for one in told)
         self._end_with(Finished(0, state, error, output, stats, (done, self._total)))
 
+    def _begun_launches(self) -> int:
+        """Return how many of its launches have begun."""
+        begun = (self._lane._words[BEGUN // 4] - self._first) & _MASK
+        return min(begun, self._last - self._first + 1) if begun < 1 << 31 else 0
+
     def _describe(self) -> Operation[dict[str, Any] | None]:
         if self._settled:
             return None
         lane = self._lane
-        row = yield from operations.describe((lane._session._core.session, lane._number))
-        if self._has_ended() or row is None:
-            return None
-        begun = (lane._words[BEGUN // 4] - self._first - 1) & _MASK < 1 << 31
-        row = {**row, "state": "running" if begun else "waiting", "progress": [0, self._total]}
-        row["queued_s"] = (time.monotonic_ns() - self._at_ns) / 1e9
-        return {**row, "first_block_s": None, "run_s": None, "release_s": None, "resizes": 0}
+        row: dict[str, Any] = {}
+        begun = present = 0  # launches, and task blocks done of the latest
+        for _ in range(_TRIES):
+            begun = self._begun_launches()
+            asked = yield from operations.describe((lane._session._core.session, lane._number))
+            if self._has_ended() or asked is None:
+                return None
+            row = asked
+            if begun == self._begun_launches():  # else the row may tell of another launch
+                present = row["progress"][0]
+                break
+        done, first_s, run_s, capsm_s = 0, None, None, None
+        now = queued_to = time.monotonic_ns()
+        if begun:
+            done = sum(self._totals[: begun - 1]) + present
+            queued_to = lane._accepted_ns(self._first)
+            run_s = max(0, now - queued_to) / 1e9
+            first_s = row["first_block_s"] if begun == 1 else None
+            capsm_s = float(Fraction(row["allocation"])) * run_s
+        return {
+            **row,
+            "state": "running" if begun else "waiting",
+            "progress": [done, self._total],
+            "queued_s": max(0, queued_to - self._at_ns) / 1e9,
+            "first_block_s": first_s,
+            "run_s": run_s,
+            "release_s": None,
+            "resizes": 0,
+            "capsm_seconds": capsm_s,
+        }

@@ -17,12 +17,13 @@ from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_futex import check_machine
 from gpud_client.launch.lane_job_base import LaneJobBase
 from gpud_client.launch.shares import admissible
-from gpud_client.launch.submit_options import SubmitOptions
+from gpud_client.launch.submit_options import SubmitOptions, as_ns
 
 __all__ = ["lane_terms", "launch_in_lane", "submit_in_lane"]
 
 _UNIT = 32  # slices of an SM, of a lane
 _MOST_WEIGHT = 1000
+_MOST_MS = (1 << 32) - 1
 _RECORD = "<6I8x"
 
 
@@ -35,7 +36,7 @@ def submit_in_lane(
         ValueError: an option that a lane has itself, or does not have, was given.
         GpudError: the lane has ended, or cannot run one of the kernels.
     """
-    _check_options(session, lane, options)
+    limit_ms = _check_options(session, lane, options)
     lane._check()
     after = options["after"]
     if after:
@@ -60,8 +61,10 @@ def submit_in_lane(
     what = launches[0].kernel._name
     if len(launches) > 1:
         what = f"{len(launches)} kernels from {what} on"
-    job: LaneJobBase = lane._job_class(lane, what, sum(launch._total for launch in launches))
-    yield from lane._write(job, records, allocations)
+    totals = tuple([launch._total for launch in launches])
+    job: LaneJobBase = lane._job_class(lane, what, sum(totals))
+    job._totals = totals
+    yield from lane._write(job, records, allocations, limit_ms)
     return job
 
 
@@ -124,7 +127,8 @@ def _prepare(lane: LaneBase, launch: Launch) -> Operation[_Site]:
     return site
 
 
-def _check_options(session: Any, lane: LaneBase, options: SubmitOptions) -> None:
+def _check_options(session: Any, lane: LaneBase, options: SubmitOptions) -> int:
+    """Refuse options that are the lane's; returns the timeout in ms, 0 for none."""
     if lane._session is not session:
         raise ValueError(f"{lane!r} is of another session")
     if options["reservation"] is not None or options["quota"] is not None:
@@ -134,11 +138,14 @@ def _check_options(session: Any, lane: LaneBase, options: SubmitOptions) -> None
     if options["deadline"] is not None:
         raise ValueError("deadline orders jobs that wait for a share, and a lane has its share")
     if options["exclusive"]:
-        raise ValueError("lanes cannot have SMs of their own yet: submit to another stream")
-    if options["timeout"] is not None:
-        raise ValueError("timeout does not work in lanes yet: submit to another stream, or cancel")
+        raise ValueError(
+            "a job in a lane runs on the lane's SMs: open it with gpu.lane(exclusive=True)"
+        )
     if options["device"] is not None and session._on(options["device"]) is not lane.device:
         raise ValueError(f"{lane!r} is on {lane.device.name}")
+    if options["timeout"] is None:
+        return 0
+    return min(_MOST_MS, -(-as_ns("timeout", options["timeout"]) // 1_000_000))
 
 
 def lane_terms(
@@ -147,6 +154,8 @@ def lane_terms(
     quota: Share | None,
     weight: int,
     device: Device | int | None,
+    deadline: float | None,
+    exclusive: bool,
 ) -> tuple[Device, tuple[Any, ...]]:
     """Check the options of a lane; returns its device, and the terms for the daemon.
 
@@ -158,4 +167,7 @@ def lane_terms(
         raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
     on = session._on(device)
     amounts = admissible(reservation, quota, _UNIT, on)
-    return on, (on.index, *amounts, weight)
+    if exclusive and reservation is None:
+        raise ValueError("exclusive goes with a reservation: how many SMs are the lane's own")
+    deadline_ns = None if deadline is None else as_ns("deadline", deadline)
+    return on, (on.index, *amounts, weight, deadline_ns, bool(exclusive))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
-
-import numpy as np
 
 from gpud_client.connection.pending import KeptJob, Operation
 from gpud_client.launch.job_base import JobBase
@@ -17,12 +14,11 @@ from gpud_client.launch.lane_submission import submit_in_lane
 from gpud_client.launch.sequences import pack_sequence
 from gpud_client.launch.shares import admissible, check_whole
 from gpud_client.launch.streams import Stream
-from gpud_client.launch.submit_options import SubmitOptions
+from gpud_client.launch.submit_options import SubmitOptions, as_ns
 
-__all__ = ["as_ns", "listed", "submit_launches"]
+__all__ = ["listed", "submit_launches"]
 
 _MOST_WEIGHT = 1000
-_MOST_NS = (1 << 63) - 1
 _MOST_AMOUNTS = 1000
 
 T = TypeVar("T")
@@ -112,13 +108,3 @@ def listed(what: str, given: Iterable[T]) -> Sequence[T]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"{what}, not {given!r}")
     return tuple(given)
-
-
-def as_ns(what: str, seconds: float) -> int:
-    """Convert seconds, given as the option ``what``, to nanoseconds."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
-        raise TypeError(f"{what} is a number of seconds, not {seconds!r}")
-    value = float(seconds)
-    if not (math.isfinite(value) and value > 0) or value * 1e9 > _MOST_NS:
-        raise ValueError(f"{what} is more than 0 seconds and finite, not {seconds!r}")
-    return max(1, round(value * 1e9))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, TypeVar, cast
+
+import numpy as np
 
 from gpud.units import Share
 from gpud_client.devices import Device
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.streams import Stream
 
-__all__ = ["SubmitOptions", "complete", "takes_submit_options"]
+__all__ = ["SubmitOptions", "as_ns", "complete", "takes_submit_options"]
+
+_MOST_NS = (1 << 63) - 1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,6 +92,16 @@ def takes_submit_options(method: F) -> F:
     attributes = (inspect.getdoc(SubmitOptions) or "").partition("Attributes:\n")[2]
     method.__doc__ = re.sub(r"    \*\*options: .*\n", lambda _: attributes.rstrip() + "\n", text)
     return method
+
+
+def as_ns(what: str, seconds: float) -> int:
+    """Convert seconds, given as the option ``what``, to nanoseconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
+        raise TypeError(f"{what} is a number of seconds, not {seconds!r}")
+    value = float(seconds)
+    if not (math.isfinite(value) and value > 0) or value * 1e9 > _MOST_NS:
+        raise ValueError(f"{what} is more than 0 seconds and finite, not {seconds!r}")
+    return max(1, round(value * 1e9))
 
 
 def _unknown(options: Mapping[str, Any]) -> TypeError:

@@ -25,7 +25,8 @@ from gpud.device.cpu.occupancy import SM_LIMITS, DeviceLimits
 from gpud.device.cpu.program.compile_request import KernelCompiler
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
-from gpud.device.cpu.scheduling.lane import CPULane, LaneObserver
+from gpud.device.cpu.scheduling.lane import CPULane
+from gpud.device.cpu.scheduling.lane_reports import LaneObserver
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.cpu.scheduling.sequence import CPUSequence
@@ -170,14 +171,21 @@ class CPUDevice:
             self._grids += len(sequence.launches)
             run = CPURun(self.scheduler, sequence, priority, number, on_left, on_over, exclusive)
             if exclusive:
-                self.scheduler.assign_partition(run)
+                self.scheduler.assign_partition(run, exclusive)
         return run
 
     def open_lane(
-        self, descriptor: int, occupancy: int, priority: int, observer: LaneObserver
+        self,
+        descriptor: int,
+        occupancy: int,
+        priority: int,
+        observer: LaneObserver,
+        exclusive: int = 0,
     ) -> CPULane:
         """Open a lane whose ring is in a file, without slices; see `CPULane`."""
-        return CPULane(self.scheduler, self._limits, descriptor, occupancy, priority, observer)
+        return CPULane(
+            self.scheduler, self._limits, descriptor, occupancy, priority, observer, exclusive
+        )
 
     def close(self) -> None:
         """End the SM threads. Launches that still run are dropped."""

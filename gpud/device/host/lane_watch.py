@@ -14,7 +14,8 @@ Properties:
 * a lane is lent only after it was idle for the hold time, at most `BUSY_HOLDS` more of them;
 * a launch that comes while the lane is being lent is run: the lane is looked at again after it has
   given up its blocks;
-* the front hears of each wake after the launch may begin, and not before.
+* the front hears of each wake after the launch may begin, and not before;
+* a launch whose job has run longer than it may is ended at the next look, or `LONGEST_S` later.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from typing import Protocol
 
 from gpud.device.host.lending import Lending
 
-__all__ = ["BUSY_HOLDS", "LaneWatch", "LendableLane"]
+__all__ = ["BUSY_HOLDS", "LONGEST_S", "LaneWatch", "LendableLane"]
 
 
 BUSY_HOLDS = 2
 """Hold times between two looks at a lane in use: a look takes some 10 us of a core."""
+
+
+LONGEST_S = 0.02
+"""The longest time between two looks at whether a launch has run longer than it may."""
 
 
 class LendableLane(Protocol):
@@ -38,6 +43,9 @@ class LendableLane(Protocol):
 
     def activity(self) -> int | None:
         """Return a number that changes with each launch; None while one runs or is to run."""
+
+    def end_overdue(self) -> None:
+        """End the present launch if its job has run longer than it may."""
 
     def lend(self) -> None:
         """Give up all blocks, and keep the slices."""
@@ -99,7 +107,7 @@ class LaneWatch:
     def _watch(self) -> None:
         before, pause_s = None, self._hold_s
         while not self._stopped.is_set():
-            time.sleep(pause_s)  # cheaper than to wait for an event
+            self._pause(pause_s)
             now = self._lane.activity()
             pause_s = self._hold_s * (BUSY_HOLDS if now is None else 1)
             if now is None or now != before:
@@ -107,6 +115,15 @@ class LaneWatch:
                 continue
             self._lend()
             before = None
+
+    def _pause(self, left_s: float) -> None:
+        """Sleep, and end launches that have run longer than they may."""
+        while not self._stopped.is_set():
+            time.sleep(min(left_s, LONGEST_S))  # cheaper than to wait for an event
+            self._lane.end_overdue()
+            left_s -= LONGEST_S
+            if left_s <= 0:
+                return
 
     def _lend(self) -> None:
         lane, lending = self._lane, self._lending

@@ -95,7 +95,9 @@ class Lanes:
                 raise InvalidArgument("OpenLane came without a file descriptor")
             running = self._new_job(command)
             observer = _Observer(running, self._link.send)
-            lane = open_lane(descriptor, command.occupancy, int(command.online), observer)
+            lane = open_lane(
+                descriptor, command.occupancy, int(command.online), observer, command.exclusive
+            )
         finally:
             if descriptor is not None:
                 os.close(descriptor)

@@ -261,6 +261,7 @@ class OpenLane(NamedTuple):
     slices: Annotated[int, uint(32), "its slices at the start"]
     epoch: Annotated[int, uint(32), "as in `StartRun`"]
     online: Annotated[bool, flag(), "its blocks start before those of offline jobs"]
+    exclusive: Annotated[int, uint(16), "whole SMs reserved for it alone; 0: none"] = 0
 
 
 @_front(21)

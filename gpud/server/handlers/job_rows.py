@@ -111,7 +111,7 @@ class JobRows:
     def _left_s(self, number: JobId, now_ns: int) -> float | None:
         """Estimate how long a job will run on, from what it has done since its start."""
         job = self._jobs.get(number)
-        if job is None or job.started_ns is None:
+        if job is None or job.started_ns is None or job.lane:  # whose progress is one launch's
             return None
         done, total = job.progress
         ran_s = (now_ns - job.started_ns) / 1e9
@@ -166,7 +166,7 @@ def _no_progress(job: SubmittedJob, blocks: int, now_ns: int) -> list[str]:
     """
     done, total = job.progress
     since_ns = job.progressed_ns if done else job.started_ns
-    if since_ns is None or not 0 < blocks < total - done:
+    if since_ns is None or job.lane or not 0 < blocks < total - done:
         return []
     silent_s = (now_ns - since_ns) / 1e9
     if silent_s < _SILENT_S:

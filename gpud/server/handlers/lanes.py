@@ -83,8 +83,10 @@ class LaneRequests:
                 (),
                 None if message.reservation is None else Fraction(*message.reservation),
                 None if message.quota is None else Fraction(*message.quota),
+                deadline_ns=None if message.deadline_ns is None else now_ns + message.deadline_ns,
                 weight=message.weight,
                 killable=True,
+                exclusive=message.exclusive,
                 prepared=device.jobs.is_prepared(sequence, session.number, message.number),
                 lane=True,
             )

@@ -358,8 +358,9 @@ class Runner:
         size = -(-RING_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = memfd.create(f"gpud-lane-{job_name(job.id)}", size)
         opening = hm.OpenLane(
-            job.id, job.session, command.occupancy, command.slices, command.epoch, command.online
-        )
+            job.id, job.session, command.occupancy, command.slices, command.epoch, command.online,
+            command.exclusive,
+        )  # fmt: skip
         try:
             self._devices[command.device].jobs.open_lane(opening, descriptor)
             job.owner.lane_opened(job.number, size, descriptor)

@@ -26,9 +26,13 @@ class FakeLane:
         self.told = told
         self.launches: int | None = 0
         self.looks = threading.Semaphore(0)
+        self.overdue = threading.Semaphore(0)
         self.lent = threading.Event()
         self.taken_up = threading.Event()
         self.record = threading.Event()
+
+    def end_overdue(self) -> None:
+        self.overdue.release()
 
     def activity(self) -> int | None:
         self.looks.release()
@@ -52,7 +56,7 @@ class FakeLane:
 class Case:
     """A watched lane beside a job with 4 slices."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold_s: float = 0.001) -> None:
         self.told: list[str] = []
         self.sent: list[Any] = []
         self.woke = threading.Event()
@@ -65,7 +69,7 @@ class Case:
         self.told.clear()
         self.lane = FakeLane(self.told)
         self.lending = Lending({7: job}, self.send)
-        self.watch = LaneWatch(LANE, self.lane, self.lending, 0.001, self.problems.append)
+        self.watch = LaneWatch(LANE, self.lane, self.lending, hold_s, self.problems.append)
         self.watch.start()
 
     def send(self, event: Any) -> None:
@@ -105,6 +109,16 @@ def test_a_lane_in_use_is_not_lent(case: Case) -> None:
     for _ in range(20):
         assert case.lane.looks.acquire(timeout=TIMEOUT_S)
     assert len([one for one in case.told if one == "lend"]) <= 1  # before it was in use
+
+
+def test_timeouts_are_looked_at_often_however_long_the_hold_is() -> None:
+    case = Case(hold_s=3600)
+    for _ in range(3):
+        assert case.lane.overdue.acquire(timeout=TIMEOUT_S)
+    assert not case.lane.looks.acquire(blocking=False)
+    case.watch.stop()
+    case.watch._thread.join(TIMEOUT_S)
+    assert not case.watch._thread.is_alive()
 
 
 def test_a_lane_that_ends_while_it_lends_takes_nothing_back(case: Case) -> None:

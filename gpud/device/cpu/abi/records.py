@@ -199,6 +199,7 @@ LANE, _lane_head = _fields(
     ("sites", "ptr"),
     ("sms", "ptr"),
     ("accepted_ns", "i64"),
+    ("job_ns", "i64"),
     ("tail", "i32"),
     ("number", "i32"),
     ("site_count", "i32"),
@@ -212,6 +213,10 @@ LANE, _lane_head = _fields(
     ("printed", "i32"),
     ("unreported", "i32"),
     ("skip", "i32"),
+    ("skipped", "i32"),
+    ("broken", "i32"),
+    ("limit_ms", "i32"),
+    ("slices", "i32"),
     ("site", "i32"),
     ("woken", "i32"),
 )
@@ -222,7 +227,10 @@ each of ``site_count`` launch sites, complete but for the grid; ``sms``: the add
 ``next_launch``: where the next is put. ``pulling``: whether a thread reads the ring. ``retire``:
 nothing more is read, and blocks leave once the present launch is over. ``error``: a `RingError`,
 and ``wrong`` what was read. ``printed``: the present launch has output, so Python reports its end:
-``unreported``. ``skip``: 1 + the number of a launch that is not to begin, 0 without one.
+``unreported``. ``skip``: 1 + the number of a launch that is not to begin, 0 without one;
+``skipped``: whether the last one that was read did not. ``broken``: a launch of the present job was
+not done, so that its others do not begin. ``job_ns``: when that job's first launch was accepted;
+``limit_ms``: how long it may run, 0 without a limit. ``slices``: that the lane has.
 ``woken``: the value of the ring's ``wanted`` for which the client was woken last."""
 
 LANE_COPY: Final = _lane_head

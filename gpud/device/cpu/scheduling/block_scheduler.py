@@ -19,7 +19,7 @@ Properties:
   several SMs; the blocks of all SMs together never take more capacity than these have;
 * capacity goes to the runs of the highest priority first, in order of arrival; but a run that
   waits for its partition does not keep others from their SMs;
-* no SM is in two partitions, and a partition ends when its run is over;
+* no SM is in two partitions, and a partition ends when its run is over, or its lane;
 * a run's ``on_over`` is called after its last block has left, without any lock;
 * the memory of a block is reused only after it has left its SM.
 """
@@ -61,7 +61,7 @@ class BlockScheduler:
         self._waiting: list[CPURun] = []
         self._over: deque[CPURun] = deque()
         self._pool = BlockPool()
-        self._owners: dict[VirtualSM, CPURun] = {}
+        self._owners: dict[VirtualSM, object] = {}
         self.sms = [VirtualSM(index, self._left, self._spinning) for index in range(sms)]
 
     def close(self) -> None:
@@ -89,8 +89,8 @@ class BlockScheduler:
         for run in runs:
             if run.check_finished():
                 self._over.append(run)
-                if run.exclusive:
-                    self._owners = {sm: one for sm, one in self._owners.items() if one is not run}
+                if run.exclusive and run.owner is None:
+                    self._release_partition(run)
             elif run not in waiting:
                 if not waiting and len(runs) == 1:  # no run waits before it
                     if not self._place(run):
@@ -100,31 +100,45 @@ class BlockScheduler:
                     insort(waiting, run, key=lambda one: (-one.priority, one.number))
         self._place_waiting()
 
-    def assign_partition(self, run: CPURun) -> None:
-        """Give a run its partition: the SMs with the least capacity in use.
+    def assign_partition(self, owner: object, count: int) -> None:
+        """Reserve SMs for a run, or for the runs of a lane: those with the least capacity in use.
+
+        Args:
+            owner: the run, or the `CPURun.owner` of several; a run's own ends with it.
+            count: how many.
 
         Raises:
             InvalidArgument: too many SMs are in partitions.
         """
         free = [sm for sm in self.sms if sm not in self._owners]
-        if len(free) < run.exclusive:
+        if len(free) < count:
             raise InvalidArgument(
-                f"{run.exclusive} SMs cannot be one job's alone: {len(free)} of {len(self.sms)} "
+                f"{count} SMs cannot be one job's alone: {len(free)} of {len(self.sms)} "
                 "are no other job's alone"
             )
-        chosen = sorted(free, key=_used)[: run.exclusive]
-        self._owners |= dict.fromkeys(chosen, run)
+        chosen = sorted(free, key=_used)[:count]
+        self._owners |= dict.fromkeys(chosen, owner)
         numbers = {sm.index for sm in chosen}
         occupants = {block.run for block in self._pool.by_address.values() if block.sm in chosen}
         for other in occupants:
             if isinstance(other, CPURun):
                 other.leave(numbers)
 
+    def release_partition(self, owner: object) -> None:
+        """End the partition of a lane. Without the lock."""
+        with self.lock:
+            self._release_partition(owner)
+            self._place_waiting()
+        self.notify_over()
+
+    def _release_partition(self, owner: object) -> None:
+        self._owners = {sm: one for sm, one in self._owners.items() if one is not owner}
+
     def _may_use(self, sm: VirtualSM, run: CPURun) -> bool:
         """Return whether a run may have blocks on an SM."""
         owner = self._owners.get(sm)
         if run.exclusive:
-            return owner is run
+            return owner is (run.owner or run)
         return owner is None and sm.index not in run.cleared
 
     def _place_waiting(self) -> None:
@@ -240,7 +254,7 @@ class BlockScheduler:
             blocks = self._pool.by_address.values()
             runs = dict.fromkeys(block.run for block in blocks if block.run is not None)
             for run in runs:
-                assert type(run) is CPURun
+                assert isinstance(run, CPURun)
                 # Another one of the same owner may be about to write what it waits for.
                 alone = sum(one.layout.owner is run.layout.owner for one in runs) == 1
                 if alone and sm in run.blocks_by_sm:

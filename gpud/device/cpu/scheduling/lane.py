@@ -15,67 +15,25 @@ Properties:
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
 
-from gpud.device.cpu.abi.records import NONE, RingError
+from gpud.device.cpu.abi.records import NONE
 from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
 from gpud.device.cpu.scheduling.lane_lending import RecordWait, wake_shared
+from gpud.device.cpu.scheduling.lane_reports import EndedLaunch, LaneObserver, ring_error
 from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
-from gpud.errors import AdmissionError, GpudError, InvalidArgument, LimitExceeded, ProtocolError
+from gpud.errors import AdmissionError, GpudError, InvalidArgument, JobTimeout, LimitExceeded
 from gpud.wire import lane_ring as ring
 
-__all__ = ["CPULane", "EndedLaunch", "LaneObserver"]
+__all__ = ["CPULane"]
 
 _LOOK_S = 0.0002  # much less than a hold
-_BARRIER = threading.Lock()
-_WRONG = {
-    RingError.HEAD: "{wrong} slots are said to be written, and there are {slots}",
-    RingError.NUMBER: "launch {number} was to come, not {wrong}",
-    RingError.SITE: "there is no launch site {wrong}; it has {sites}",
-    RingError.SIZE: "the parameters of launch {number} are said to have {wrong} bytes, which are "
-    "not the kernel's",
-    RingError.GRID: "the grid of launch {number} has {wrong} in a dimension, or too many task "
-    "blocks in all",
-    RingError.CUT: "launch {number} takes {wrong} slots, and fewer are written",
-}
-
-
-class EndedLaunch(NamedTuple):
-    """A launch whose end is reported with more than a completion.
-
-    Attributes:
-        site: its launch site.
-        state: ``done``, ``failed`` or ``cancelled``.
-        progress: task blocks done, and their total.
-    """
-
-    number: int
-    site: int
-    state: str
-    error: GpudError | None
-    output: bytes
-    progress: tuple[int, int]
-
-
-class LaneObserver(Protocol):
-    """Whoever is told what happens to a lane; on any thread."""
-
-    def launch_ended(self, launch: EndedLaunch) -> None:
-        """Take notice of a launch that did not simply run to its end."""
-
-    def on_left(self) -> None:
-        """Take notice that blocks have left."""
-
-    def on_over(self) -> None:
-        """Take notice that the lane has ended; the last call."""
 
 
 class CPULane:
@@ -88,6 +46,7 @@ class CPULane:
         occupancy: the lane's slices are 1/``occupancy`` of an SM.
         priority: of its runs.
         observer: is told.
+        exclusive: whole SMs that are the lane's alone; 0: none.
 
     Attributes:
         slices: how many it has.
@@ -102,11 +61,13 @@ class CPULane:
         occupancy: int,
         priority: int,
         observer: LaneObserver,
+        exclusive: int = 0,
     ) -> None:
         self._scheduler = scheduler
         self._occupancy = occupancy
         self._priority = priority
         self._observer = observer
+        self._exclusive = exclusive
         self._native = native_loop()
         self._ring = CPUArena(descriptor, _RING_PAGES)
         self._sites = LaneSites(limits)
@@ -119,15 +80,19 @@ class CPULane:
         self._lent = False
         self._wait = RecordWait()
         self._skips: set[int] = set()  # launches that are not to begin
+        self._overdue: int | None = None  # a launch that was ended because of its timeout
         self.slices = 0
         self.error: GpudError | None = None
+        if exclusive:
+            with scheduler.lock:
+                scheduler.assign_partition(self, exclusive)
 
     # -- as of a run
 
     def resize(self, slices: int) -> None:
         """Set the number of slices; returns at once."""
         with self._scheduler.lock:
-            self.slices = slices
+            self.slices = self._lane["slices"] = slices
             run = None if self._lent else self._run
         if run is not None:
             run.resize(slices)
@@ -140,11 +105,26 @@ class CPULane:
 
     exhausted = False
     output = b""
-    progress = (0, 0, 0)
     complete = True
-    first_block_ns = 0
     release_ns = 0
     ways: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Of the present launch: 0, task blocks done, and their total; zeros without one."""
+        with self._scheduler.lock:
+            run = self._run
+            if self._over or run is None or self._lane["current"] == NONE:
+                return 0, 0, 0
+            return 0, *run.launched()[1]
+
+    @property
+    def first_block_ns(self) -> int:
+        """Time from the present launch's start to its first task block; 0: none has begun."""
+        with self._scheduler.lock:
+            run = self._run
+            began = 0 if run is None or self._lane["current"] == NONE else run.began_at_ns
+            return max(0, began - self._lane.long("accepted_ns")) if began else 0
 
     def end(self) -> None:
         """Run no further launch; running task blocks go on to their end, and the lane ends."""
@@ -225,16 +205,42 @@ class CPULane:
     def cancel(self, number: int) -> None:
         """Cancel a launch that has not ended: it does not begin, or its blocks are ended."""
         with self._scheduler.lock:
-            run, following = self._run, self._lane["number"]
-            ahead = (number - following) & 0xFFFFFFFF
+            ahead = (number - self._lane["number"]) & 0xFFFFFFFF
             if ahead < ring.SLOTS:
                 self._skips.add(number)
                 self._arm()
-                with _BARRIER:  # this store is seen before the next load
-                    following = self._lane["number"]  # it may have begun just now
-            runs = (number + 1) & 0xFFFFFFFF == following and self._lane["current"] != NONE
-        if runs and run is not None:
-            run.kill()
+        # The lock's release was a full barrier: this sees the launch, or native code `skip`.
+        self._kill_launch(number)
+
+    def end_overdue(self) -> None:
+        """End the present launch if its job has run longer than it may."""
+        with self._scheduler.lock:
+            lane = self._lane
+            limit_ms, number = lane["limit_ms"], (lane["number"] - 1) & 0xFFFFFFFF
+            if not limit_ms or lane["current"] == NONE:
+                return
+            if time.monotonic_ns() - lane.long("job_ns") < limit_ms * 1_000_000:
+                return
+        self._kill_launch(number, overdue=True)
+
+    def _kill_launch(self, number: int, *, overdue: bool = False) -> None:
+        """End the blocks of a launch, if it is the present one."""
+
+        def is_present() -> bool:
+            lane = self._lane
+            return (lane["number"] - 1) & 0xFFFFFFFF == number and lane["current"] != NONE
+
+        run = self._run
+        if run is None or not is_present():
+            return
+        run.retire()  # no launch follows it in this run, which might be ended in its place
+        while self._lane["pulling"]:
+            time.sleep(0)
+        with self._scheduler.lock:
+            if self._run is not run or not is_present():
+                return
+            self._overdue = number if overdue else None
+        run.kill()
 
     # -- lending, as `gpud.device.host.lane_watch` needs it
 
@@ -299,7 +305,7 @@ class CPULane:
                     self._lane, self._sites.all, self._occupancy, self._sms
                 )
             lane = self._lane
-            lane["retire"] = lane["printed"] = lane["unreported"] = 0
+            lane["retire"] = lane["printed"] = lane["unreported"] = lane["skipped"] = 0
             lane["current"] = NONE
             lane["site_count"] = len(self._sites.all)
             added, self._pending = self._pending, []
@@ -311,6 +317,8 @@ class CPULane:
                 self._priority,
                 self._observer.on_left,
                 self._run_over,
+                self._exclusive,
+                self,
             )
             slices = 0 if self._lent else self.slices
         run.resize(slices)
@@ -329,15 +337,7 @@ class CPULane:
             self._report(run, was_open=open_)
         error = lane["error"]
         if error:
-            self.error = ProtocolError(
-                "the lane's ring holds what is no launch: "
-                + _WRONG[error].format(
-                    wrong=lane["wrong"],
-                    number=lane["number"],
-                    slots=ring.SLOTS,
-                    sites=lane["site_count"],
-                )
-            )
+            self.error = ring_error(lane)
         if error or self._ending:
             self._finish()
         else:
@@ -346,19 +346,20 @@ class CPULane:
     def _report(self, run: LaneRun, *, was_open: bool) -> None:
         lane = self._lane
         number = (lane["number"] - 1) & 0xFFFFFFFF
-        skipped = lane["skip"] == (number + 1) & 0xFFFFFFFF
-        progress = run.done
-        state = "done"
-        if was_open:
-            state = "failed" if run.error is not None else "cancelled"
-        elif skipped:
-            state, progress = "cancelled", (0, progress[1])
-        if skipped:
+        state, error, progress, output = "done", run.error, run.done, run.output
+        if lane["skipped"]:
+            state, progress, output = "cancelled", (0, progress[1]), b""
+        elif was_open and error is None and self._overdue == number:
+            state, error = "failed", JobTimeout(lane["limit_ms"] * 1_000_000)
+        elif was_open:
+            state = "failed" if error is not None else "cancelled"
+        self._overdue = None
+        lane["broken"] = int(state != "done")
+        if number in self._skips:
             self._skips.discard(number)
             self._arm()
-        output = b"" if skipped and not was_open else run.output
         self._observer.launch_ended(
-            EndedLaunch(number, lane["site"], state, run.error, output, progress)
+            EndedLaunch(number, lane["site"], state, error, output, progress)
         )
         self._native.report(lane.address, run.began_at_ns, number, ring.SEE_MESSAGE)
 
@@ -367,6 +368,8 @@ class CPULane:
             if self._over:
                 return
             self._over = True
+        if self._exclusive:
+            self._scheduler.release_partition(self)
         self._set(ring.ENDED, 1)
         self._wake(ring.COMPLETED)
         self._observer.on_over()

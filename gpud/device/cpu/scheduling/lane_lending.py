@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from gpud.device.cpu.sm.idle import FUTEX_WAKE, futex
-from gpud.device.cpu.sm.lane_launches import FUTEX_WAITV, PRIVATE_32, SHARED_32
+from gpud.device.cpu.sm.lane_sleep import FUTEX_WAITV, PRIVATE_32, SHARED_32
 
 __all__ = ["RecordWait", "wake_shared"]
 

@@ -8,7 +8,7 @@ each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,12 @@ from gpud.device.cpu.abi.records import (
     launches_at,
 )
 from gpud.device.cpu.occupancy import DeviceLimits
-from gpud.device.cpu.scheduling.failure import failure_of
+from gpud.device.cpu.scheduling.failure import failure_of, spinning_error
 from gpud.device.cpu.scheduling.layout import CPURunRecords, SequenceLayout, layout_of
 from gpud.device.cpu.scheduling.persistent_block import PersistentBlock, word_of
 from gpud.device.cpu.scheduling.run import CPURun, RunScheduler
 from gpud.device.cpu.sm.loop import native_loop
+from gpud.device.cpu.sm.stillness import WATCHED_BYTES
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
 from gpud.device.interface import LaunchInfo, LaunchSpec
 from gpud.device.printf import PrintfOutput
@@ -37,7 +38,7 @@ from gpud.wire.lane_ring import MOST_SITES
 __all__ = ["LaneRecord", "LaneRun", "LaneSites", "Site"]
 
 _GRID = tuple(cw.GRID // 4 + axis for axis in range(3))
-_DONE, _TOTAL = (LAUNCH[name][0] // 4 for name in ("done", "total"))
+_NEXT, _DONE, _TOTAL = (LAUNCH[name][0] // 4 for name in ("next", "done", "total"))
 _LAUNCH_WORDS = LAUNCH_BYTES // 4
 _FIRST = RUN["first_ns"][0] // 4
 _LANE, _STOP = RUN["lane"][0] // 4, RUN["stop"][0] // 4
@@ -69,6 +70,10 @@ class LaneRecord:
 
     def __setitem__(self, name: str, value: int) -> None:
         self._words[LANE[name][0] // 4] = value
+
+    def long(self, name: str) -> int:
+        """Return a field of 64 bits."""
+        return self._longs[LANE[name][0] // 8]
 
 
 class Site(NamedTuple):
@@ -120,6 +125,8 @@ class LaneLayout:
         self.occupancy = occupancy
         self.max_occupancy = max(one.max_occupancy for one in layouts)
         self.block_bytes = max(one.block_bytes for one in layouts)
+        watched = self.block_bytes <= WATCHED_BYTES and all(one.is_watched() for one in layouts)
+        self.watched_bytes = self.block_bytes if watched else 0
         self.params_room = max(one.params_bytes[0] for one in layouts) + 23 & ~7
         self.owner = layouts[-1].owner
         self.launches_at = launches_at(sms)
@@ -139,6 +146,7 @@ class LaneLayout:
             and site.layout.block_bytes <= self.block_bytes
             and site.layout.params_bytes[0] + 23 & ~7 <= self.params_room
             and site.layout.owner is self.owner
+            and (site.layout.is_watched() or not self.watched_bytes)
         )
 
     def reach(self, _: int, block: int) -> tuple[tuple[int, int], ...]:
@@ -158,6 +166,7 @@ class _Records:
             "occupancy": layout.occupancy,
             "max_occupancy": layout.max_occupancy,
             "launches_at": layout.launches_at,
+            "watched_bytes": layout.watched_bytes,
         }.items():
             fresh[RUN[name][0] // 4] = value
         fresh[_LANE : _LANE + 2] = np.array([lane.address], np.uint64).view(np.uint32)
@@ -206,11 +215,15 @@ class LaneRun(CPURun):
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
+        exclusive: int = 0,
+        owner: object = None,
     ) -> None:
         self.lane = lane
         self._sites = sites
         self.done = (0, 0)
-        super().__init__(scheduler, _Records(layout, lane), priority, 1, on_left, on_over)  # type: ignore[arg-type]
+        records: Any = _Records(layout, lane)
+        super().__init__(scheduler, records, priority, 1, on_left, on_over, exclusive)
+        self.owner = owner
         self.printed = _Printed(lane)
 
     @property
@@ -278,21 +291,39 @@ class LaneRun(CPURun):
         self.done = self.launched()[1]
         return super().check_finished()
 
+    def fail_if_it_spins(self) -> None:
+        """Do as `CPURun.fail_if_it_spins`, for the present launch."""
+        at = self.lane["current"]
+        if at == NONE:
+            return
+        word = self._launches + at * _LAUNCH_WORDS
+        left = max(0, self._words[word + _TOTAL] - self._words[word + _NEXT])
+        if left and self._spins():
+            failed: Any = self._failed_launch()
+            self.lane["retire"] = 1
+            self._end_spinning(spinning_error(failed, 0, len(self.kept), left))
+            self._wake()
+
+    def _failed_launch(self) -> _FailedLaunch:
+        grid, (_, total) = self.launched()
+        return _FailedLaunch(self._sites[self.lane["site"]], grid, total)
+
     def _fail(self, block: PersistentBlock) -> None:
         if self.error is None:
-            site = self._sites[self.lane["site"]]
-            failed = _FailedLaunch(site, self.launched()[0])
+            failed: Any = self._failed_launch()
             block.words[_LAUNCH] = 0
-            self.error = failure_of(block, failed)  # type: ignore[arg-type]
+            self.error = failure_of(block, failed)
         self.lane["retire"] = 1
         self._stop()
         self._wake()
 
 
 class _FailedLaunch:
-    """What `failure_of` asks of a layout, of one launch."""
+    """What `failure_of` and `spinning_error` ask of a layout, of one launch."""
 
-    def __init__(self, site: Site, grid: tuple[int, int, int]) -> None:
+    def __init__(self, site: Site, grid: tuple[int, int, int], total: int) -> None:
         self.launches = (LaunchInfo(site.name, site.form, grid),)
         self.block_shapes = site.layout.block_shapes
         self.reach = site.layout.reach
+        self.totals = (total,)
+        self.fixed_launches = (False,)

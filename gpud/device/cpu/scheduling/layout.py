@@ -201,13 +201,13 @@ class SequenceLayout:
             "max_occupancy": self.max_occupancy,
             "fixed": self.fixed,
             "launches_at": self.launches_at,
-            "watched_bytes": self.block_bytes if self._is_watched() else 0,
+            "watched_bytes": self.block_bytes if self.is_watched() else 0,
         }.items():
             record[RUN[name][0] // 4] = value
         assert record.nbytes >= RUN_BYTES
         return record.tobytes()
 
-    def _is_watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Return whether blocks that spin can be told from others by their memory."""
         clocks = any(plan.reads_clock for plan in self._plans)
         return self.block_bytes <= WATCHED_BYTES and not clocks

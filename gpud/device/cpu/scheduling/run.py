@@ -108,6 +108,7 @@ class CPURun:
         cost: capacity that a block takes of its SM, in units of `SM_CAPACITY`.
         cleared: indices of SMs where it must have no blocks.
         ways: nothing; see `gpud.device.interface.Run`.
+        owner: who has its partition, if others share it; None: itself.
     """
 
     ways: Mapping[str, int] = MappingProxyType({})
@@ -116,8 +117,8 @@ class CPURun:
         "__weakref__", "_allotted", "_began_ns", "_ended", "_final", "_first_block_ns", "_launches",
         "_moving", "_records", "_released", "_released_ns", "_scheduler", "_words", "address",
         "blocks_by_sm", "cleared", "cost", "error", "exclusive", "kept", "layout", "number",
-        "on_left", "on_over", "over", "present", "printed", "priority", "release_ns", "sequence",
-        "slices",
+        "on_left", "on_over", "over", "owner", "present", "printed", "priority", "release_ns",
+        "sequence", "slices",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +149,7 @@ class CPURun:
         self.release_ns = 0
         self.cost = SM_CAPACITY // layout.max_occupancy
         self.exclusive = exclusive
+        self.owner: object = None
         self.cleared: frozenset[int] = _NOWHERE
         self._ended = False
         self._final = (0, 0, layout.total)
@@ -469,18 +471,24 @@ class CPURun:
         """Fail if all its blocks spin, without a change, while other task blocks have not begun."""
         launch = self._words[_CURRENT]
         left = self.layout.totals[launch] - self._claimed(launch)
-        if self.over or self.error or self._words[_STOP] or not left:
-            return
+        if left and self._spins():
+            self._end_spinning(spinning_error(self.layout, launch, len(self.kept), left))
+
+    def _spins(self) -> bool:
+        if self.over or self.error or self._words[_STOP]:
+            return False
         blocks = list(self.kept.values())
         if self.missing or not blocks or len(blocks) < self.present:
-            return
+            return False
         still = [block.words[_STILL] | block.words[_STILL + 1] << 32 for block in blocks]
         seen = [block.words[_SEEN] | block.words[_SEEN + 1] << 32 for block in blocks]
-        if all(still) and min(seen) - max(still) > SPIN_LIMIT_NS:
-            self.error = spinning_error(self.layout, launch, len(blocks), left)
-            self._words[_KILL] = 1
-            self._ended = True
-            self._stop()
+        return all(still) and min(seen) - max(still) > SPIN_LIMIT_NS
+
+    def _end_spinning(self, error: GpudError) -> None:
+        self.error = error
+        self._words[_KILL] = 1
+        self._ended = True
+        self._stop()
 
     def _fail(self, block: PersistentBlock) -> None:
         if self.error is None:

@@ -73,7 +73,8 @@ from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELD
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
-from gpud.device.cpu.sm.lane_launches import define_lane_launches, wait_for_records
+from gpud.device.cpu.sm.lane_launches import define_lane_launches
+from gpud.device.cpu.sm.lane_sleep import wait_for_records
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, define_next_block
 from gpud.device.cpu.sm.stillness import define_watch
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.lane import EndedLaunch
+from gpud.device.cpu.scheduling.lane_reports import EndedLaunch
 from gpud.device.interface import LaunchSpec
 from gpud.server.ipc import memfd
 from gpud.wire import lane_ring as ring
@@ -60,6 +60,7 @@ class LaneDriver:
         os.close(descriptor)
         self.lane.resize(UNIT * sms if slices is None else slices)
         self.head = self.number = 0
+        self.slices_at_end = 0  # of the launch whose completion was read
         self.sites: dict[str, int] = {}
 
     def another(self, slices: int) -> LaneDriver:
@@ -142,7 +143,9 @@ class LaneDriver:
         """Wait for a launch's completion, and return it."""
         self.wait(lambda: (self.word(ring.COMPLETED) - number - 1) & 0xFFFFFFFF < 1 << 31)
         at = ring.COMPLETIONS_AT + number % ring.SLOTS * ring.COMPLETION_BYTES
-        return struct.unpack_from("<IIQQQ", self.map, at)
+        number_, status, *times = struct.unpack_from("<IIQQQ", self.map, at)
+        self.slices_at_end = status >> ring.SLICES_SHIFT
+        return number_, status & 0xFF, *times
 
     def pointer(self, index: int = 0) -> bytes:
         return (self.memory.address + 4 * index).to_bytes(8, "little")

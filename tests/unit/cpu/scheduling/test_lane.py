@@ -23,6 +23,7 @@ def test_a_launch_runs_and_is_reported() -> None:
         first = lane.launch("put", lane.pointer() + number(7), (5, 1, 1))
         number_, status, accepted, began, ended = lane.complete(first)
         assert (number_, status) == (0, ring.DONE)
+        assert lane.slices_at_end == lane.lane.slices
         assert 0 < accepted <= began <= ended
         assert lane.words[:6].tolist() == [7] * 5 + [0]
 
