@@ -136,6 +136,8 @@ STEPS: tuple[Step, ...] = (
     _colocation("processes", 80),
     _test("work_shares", 60),
     _test("faults", 60, "trap"),
+    # No trial: frameworks have drivers of their own, which the model does not replace.
+    _test("adapters", 120),
     # No trial: the model does not know the task block of a fault, which these tests check.
     _test("bounds_checks", 120, several=True),
     _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),
