@@ -46,6 +46,7 @@ _ACCEPT_PAUSE_S = 0.5  # when descriptors have run out
 _GOODBYE_S = 3.0
 _FETCH_S = 1.0  # for clients to copy the results of jobs that ended while the daemon drained
 _POLL_S = 1.0
+_GC_OBJECTS = 20_000  # between collections: each job that has ended is kept for a while
 _BROKEN = 3
 
 
@@ -386,6 +387,7 @@ async def _serve(config: Config) -> int:
     # Objects made so far stay for good: exempt them from garbage collection.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_GC_OBJECTS)
     await daemon.wait()
     return _BROKEN if daemon.failed else 1 if daemon.forced else 0
 

@@ -31,6 +31,7 @@ _SWITCH_INTERVAL_S = 0.0001
 """Python's switch interval: at its default of 5 ms, a command waits that long for the GIL while
 another thread parses a program."""
 
+_GC_OBJECTS = 20_000  # between collections
 _PR_SET_PDEATHSIG = 1
 _LINE_BUFFERED = 1  # _IOLBF
 
@@ -68,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     # What is loaded by now stays for good: take it out of garbage collection.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_GC_OBJECTS)
     status = 0
     try:
         Host(device, Link(connection), lane_hold_s=options.lane_hold_seconds).run()

@@ -191,7 +191,18 @@ class Stream:
         if self._writing:
             self._after_write()  # unsent output has grown
             return
+        frames = self._frames
         try:
+            if len(frames) == 1 and not self._rest and not self._descriptors:
+                # The usual case, in few steps.
+                self._rest, self._frames = frames[0], []
+                sent = self.sock.send(self._rest)
+                self.unsent_bytes -= sent
+                self._rest = memoryview(self._rest)[sent:] if sent < len(self._rest) else b""
+                if not self.unsent_bytes and self._finishing is None and not self._throttled:
+                    if self._reported_bytes:
+                        self._report_buffered()
+                    return
             while self._rest or self._frames:
                 if not self._rest:
                     self._rest = self._next_frames()
@@ -256,16 +267,16 @@ class Stream:
         elif self._throttled and self.unsent_bytes <= limits.low:
             self._throttled = False
             self._update_reading()
-        if self._on_buffered is not None:
-            self._report_buffered()
+        self._report_buffered()
 
     def _report_buffered(self) -> None:
         """Report the bytes kept for the peer to the owner if they have changed enough."""
+        if self._on_buffered is None:
+            return
         buffered_bytes = self.unsent_bytes + self._decoder.pending_bytes
         change = buffered_bytes - self._reported_bytes
         if change and (not buffered_bytes or abs(change) >= _REPORT_BYTES):
             self._reported_bytes = buffered_bytes
-            assert self._on_buffered is not None
             self._on_buffered(change)
 
     # -- reading
@@ -351,7 +362,7 @@ class Stream:
             return
         if self._backlog is not None or not self._reading:
             self._update_reading()
-        if self._on_buffered is not None:
+        if self.unsent_bytes or self._reported_bytes or self._decoder.pending_bytes:
             self._report_buffered()
 
     # -- the end
