@@ -35,6 +35,7 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cpu.abi.layout import Shape
+from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from tests.conformance.runner import source_of
@@ -92,7 +93,7 @@ def ir_of(name: str) -> str:
     program = compile_program(source.ptx, progress=case.progress)
     entry = program.kernels[source.entry].entry_for((x, y, z), killable=True)
     module = flatten_module(parse(program.ptx))
-    arenas = (1 << 32, 1 << 28), (1 << 34, 1 << 23)
+    arenas = LinkedMemory(4096, 1 << 28), LinkedMemory(4096, 1 << 23)
     return generate_kernel(module, entry, Shape(x, y, z), layout_module(module), *arenas).ir
 
 

@@ -1,6 +1,6 @@
 """Time to compile kernels to machine code, and how it grows with the length of a kernel.
 
-    python bench/bench_compile_time.py [--only CASE ...] [--no-suite] [--no-growth]
+    python bench/bench_compile_time.py [--only CASE ...] [--no-suite] [--no-growth] [--no-first]
         [--baseline FILE] [--output FILE]
 
 Problem: the first launch of a kernel on the CPU device waits for LLVM. If the generated code grows
@@ -10,6 +10,8 @@ Measured, as a daemon compiles (bounds checks, and the variant with kill polls i
 
 * growth: programs that repeat one piece k times, for k = 1, 2, 4, 8, 16: calls of ``sinf``, loops
   that threads leave one by one, guarded bodies, and branches inside one loop;
+* the first result: from ``gpu.kernel`` to the result of a launch, in a daemon that finds an empty
+  cache, in another session of it, and in the next daemon;
 * the suite: every kernel of the conformance suite with the block shape of its case.
 
 Reported are lines of LLVM IR, and processor time of the code generator and of LLVM (the least of
@@ -23,14 +25,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import gpud_client as gc
 from bench.harness.machine import describe
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import Program, compile_program
@@ -38,6 +45,7 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.toolchain.nvrtc import compile_cuda
 from gpud.device import jit
 from gpud.device.cpu.abi.layout import Shape
+from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from gpud.errors import GpudError
@@ -47,8 +55,9 @@ from tests.conformance.suite import CASES, Case
 RESULT = Path(__file__).parent / "results" / "compile_time.json"
 COUNTS = (1, 2, 4, 8, 16)
 SLOWEST = 20
-_ARENA = (1 << 32, 1 << 28)
-_HEAP = (1 << 34, 1 << 23)
+FIRST_COUNT = 4
+_ARENA = LinkedMemory(4096, 1 << 28)
+_HEAP = LinkedMemory(4096, 1 << 23)
 
 _PIECES = {
     "calls of sinf": "x = sinf(x + in[i + {k}]);",
@@ -129,6 +138,33 @@ def growth() -> list[dict[str, Any]]:
     return rows
 
 
+def first_results(count: int) -> list[dict[str, Any]]:
+    """Measure the time to the first result of each family, its piece repeated ``count`` times."""
+    rows = []
+    print(f"{'first result [s]':<28}{'empty cache':>12}{'session':>9}{'daemon':>8}")
+    for family in FAMILIES:
+        source = growing(family, count)
+        with TemporaryDirectory() as folder:
+            os.environ["XDG_CACHE_HOME"] = folder
+            with gc.local("cpu:2") as gpu:
+                empty = _first_result(gpu, source)
+                with gc.connect(gpu.path) as other:
+                    session = _first_result(other, source)
+            with gc.local("cpu:2") as gpu:
+                daemon = _first_result(gpu, source)
+        row = {"family": family, "empty_s": empty, "session_s": session, "daemon_s": daemon}
+        rows.append(row)
+        print(f"{family:<28}{empty:>12.2f}{session:>9.2f}{daemon:>8.2f}", flush=True)
+    return rows
+
+
+def _first_result(gpu: gc.Session, source: str) -> float:
+    begin = time.perf_counter()
+    out, values = gpu.zeros(1 << 13, np.float32), gpu.zeros(1 << 13, np.float32)
+    gpu.kernel(source, "grown").submit(4, 128, (out, values, 8)).result()
+    return round(time.perf_counter() - begin, 4)
+
+
 def suite(names: Sequence[str], runs: int) -> list[dict[str, Any]]:
     """Measure the kernels of the conformance suite, or of those cases in ``names``."""
     rows = []
@@ -161,6 +197,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=(), metavar="CASE", help="only these cases")
     parser.add_argument("--no-suite", action="store_true", help="only growth")
     parser.add_argument("--no-growth", action="store_true", help="only the suite")
+    parser.add_argument("--no-first", action="store_true", help="without first results")
     parser.add_argument("--runs", type=int, default=1, help="the fastest counts")
     parser.add_argument("--baseline", type=Path, help="an earlier result, to compare with")
     parser.add_argument("--output", type=Path, default=RESULT, help="where results are written")
@@ -169,6 +206,8 @@ def main() -> int:
     found: dict[str, Any] = {"machine": describe()}
     if not options.no_growth:
         found["growth"] = _with_before(growth(), old.get("growth", ()), ("family", "k"))
+    if not options.no_first:
+        found["first_result"] = first_results(FIRST_COUNT)
     if not options.no_suite:
         rows = suite(options.only, options.runs)
         found["suite"] = _with_before(rows, old.get("suite", ()), ("case",))

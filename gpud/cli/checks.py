@@ -257,23 +257,24 @@ def _matplotlib() -> Check:
 
 
 def _cache() -> Check:
-    from gpud.compiler.cache import default_folder
+    from gpud.compiler.cache import default_folder, machine_code_folder
 
-    folder = default_folder()
-    place = _existing(folder)
-    if not os.access(place, os.W_OK | os.X_OK):
-        return _missing(
-            f"{folder} cannot be written: every program is compiled anew",
-            f"make {place} writable, or set XDG_CACHE_HOME",
-        )
-    if folder.exists():
-        about = folder.stat()
-        if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
+    programs = default_folder()
+    for folder in (programs, machine_code_folder(None) or programs):
+        place = _existing(folder)
+        if not os.access(place, os.W_OK | os.X_OK):
             return _missing(
-                f"{folder} is not ours alone, so it is not used",
-                f"chmod 700 {folder}, or remove it",
+                f"{folder} cannot be written: every program is compiled anew",
+                f"make {place} writable, or set XDG_CACHE_HOME",
             )
-    return _ok(str(folder))
+        if folder.exists():
+            about = folder.stat()
+            if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
+                return _missing(
+                    f"{folder} is not ours alone, so it is not used",
+                    f"chmod 700 {folder}, or remove it",
+                )
+    return _ok(str(programs))
 
 
 def _configuration() -> Check:

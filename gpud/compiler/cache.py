@@ -1,4 +1,4 @@
-"""A disk cache of compiled programs, by content hash, shared by several processes.
+"""A disk cache of what compilers made, by content hash, shared by several processes.
 
 Problem: compiling takes 10 to 100 ms and gives the same result every time; daemons are restarted
 often, and several may run at once. A wrong cache entry is worse than none.
@@ -21,12 +21,15 @@ Properties:
     optional: if the folder cannot be used (read-only, another user's, writable by others, full),
         every look-up is a miss, and one line in the log says why.
 
-The folder is ``$XDG_CACHE_HOME/gpud``, mode 0700.
+The folder of programs is ``$XDG_CACHE_HOME/gpud``, mode 0700. The CPU device's machine code is kept
+beside it (`machine_code_folder`): who may write there can run anything in a device host, and the
+processes that compile users' sources may write to the folder of programs.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -35,7 +38,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Cache", "cache_key", "default_folder"]
+__all__ = ["Cache", "cache_key", "default_folder", "machine_code_folder", "source_digest"]
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"gpudc01\n"
@@ -64,6 +67,24 @@ def default_folder() -> Path:
     # The XDG specification says to ignore relative paths.
     base = Path(home) if home.startswith("/") else Path.home() / ".cache"
     return base / "gpud"
+
+
+def machine_code_folder(cache_dir: str | None) -> Path | None:
+    """Return where machine code is kept, for the setting ``cache_dir``; None: nowhere."""
+    if cache_dir == "":
+        return None
+    programs = default_folder() if cache_dir is None else Path(cache_dir)
+    return programs.with_name(f"{programs.name}-machine-code")
+
+
+@functools.cache
+def source_digest(folder: Path) -> str:
+    """Return a hash of all Python source in a folder, so that changed code uses no old results."""
+    state = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        state.update(str(path.relative_to(folder)).encode())
+        state.update(path.read_bytes())
+    return state.hexdigest()
 
 
 class Cache:

@@ -9,12 +9,11 @@ Properties:
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import cache
 from pathlib import Path
 
-from gpud.compiler.cache import cache_key
+from gpud.compiler.cache import cache_key, source_digest
 from gpud.compiler.request import Request
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.nvrtc import nvrtc_version
@@ -69,15 +68,9 @@ def versions(request: Request) -> dict[str, str]:
     return used
 
 
-@cache
 def rewriter_version() -> str:
     """Return a hash of the compiler's own source, so that changed passes use no old results."""
-    state = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        state.update(str(path.relative_to(root)).encode())
-        state.update(path.read_bytes())
-    return state.hexdigest()
+    return source_digest(Path(__file__).parent)
 
 
 @cache

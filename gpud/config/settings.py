@@ -364,7 +364,10 @@ class Config:
         "none",
     )
     cache_dir: Path | None = _setting(
-        types.location(), None, "the folder of compiled programs; by default $XDG_CACHE_HOME/gpud"
+        types.location(),
+        None,
+        "the folder of compiled programs, by default $XDG_CACHE_HOME/gpud; machine code of the CPU "
+        "device is kept beside it, in a folder whose name ends in -machine-code",
     )
     dump: Path | None = _setting(
         types.location(),

@@ -10,12 +10,13 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite.binding.newpassmanagers import NewPassManager
 
-__all__ = ["NativeCode", "add_symbols", "assemble", "link", "object_code"]
+__all__ = ["NativeCode", "add_symbols", "assemble", "link", "object_code", "target"]
 
 _lock = threading.Lock()
 
@@ -31,6 +32,12 @@ def _target_machine() -> Any:
         opt=2,
         jit=True,
     )
+
+
+def target() -> tuple[str, ...]:
+    """Return what `object_code` depends on beside its argument: LLVM's version and the machine."""
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return version, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 def add_symbols(symbols: Mapping[str, int]) -> None:
@@ -100,15 +107,23 @@ def object_code(ir: str) -> bytes:
             context.close()
 
 
-def link(code: bytes, names: tuple[str, ...]) -> NativeCode:
-    """Load an object file from `object_code`, which exports ``names``."""
+def link(
+    code: bytes, names: tuple[str, ...], addresses: Mapping[str, int] = MappingProxyType({})
+) -> NativeCode:
+    """Load an object file from `object_code`, which exports ``names``.
+
+    Its external symbols are found in ``addresses``, or else among those of `add_symbols`.
+    """
     with _lock:
         machine = _target_machine()
         context = llvm.create_context()
-        module = llvm.parse_assembly("", context=context)
+        external = "\n".join(f"@{name} = external global i8" for name in addresses)
+        module = llvm.parse_assembly(external, context=context)
         module.triple = llvm.get_default_triple()
         module.data_layout = str(machine.target_data)
         engine = llvm.create_mcjit_compiler(module, machine)
+        for name, address in addresses.items():
+            engine.add_global_mapping(module.get_global_variable(name), address)
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         return NativeCode(engine, context, names)

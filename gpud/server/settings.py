@@ -127,6 +127,7 @@ def host_arguments(config: Config) -> tuple[str, ...]:
         config.launch_path,
         "--kernel-variants",
         ",".join(config.kernel_variants),
+        *(() if config.cache_dir is None else ("--cache-dir", str(config.cache_dir))),
         *_dump_arguments(config),
     )
 

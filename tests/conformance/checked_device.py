@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 _ARENA_BYTES = 1 << 28
 _ALIGNMENT = 256
+_PAGE = 4096
 
 
 class _Array:
@@ -46,10 +47,12 @@ class CheckedDevice:
 
     def __init__(self, device: Any, size: int = _ARENA_BYTES) -> None:
         self.device = device
-        self._memory = device.allocate(size)
+        self._memory = device.allocate(size + _PAGE)
+        first = -self._memory.address % _PAGE  # as arenas of sessions lie
+        self._view = self._memory.view[first : first + size]
         self._end = 0
         self._taken: list[weakref.ref[_Array]] = []
-        self.arena = (self._memory.address, size)
+        self.arena = (self._memory.address + first, size)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.device, name)
@@ -63,7 +66,7 @@ class CheckedDevice:
         start, self._end = self._end, -(-(self._end + size) // _ALIGNMENT) * _ALIGNMENT
         if self._end > most:
             raise MemoryError(f"the tests' arena of {most} bytes is full")
-        array = _Array(base + start, self._memory.view[start : start + size])
+        array = _Array(base + start, self._view[start : start + size])
         self._taken.append(weakref.ref(array))
         return array
 

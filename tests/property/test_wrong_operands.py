@@ -17,6 +17,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.device.cpu.abi.layout import Shape
+from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from gpud.errors import GpudError, InternalError
@@ -26,7 +27,7 @@ PROGRAMS = (
     "not_inlined", "pointer_table", "waiting_signatures", "barrier_inside", "divergent",
     "guarded_barrier", "spelled_atomics", "generic_addressing", "volatile_warp", "generations",
 )  # fmt: skip
-ARENA, HEAP = (1 << 32, 1 << 28), (1 << 34, 1 << 23)
+ARENA, HEAP = LinkedMemory(4096, 1 << 28), LinkedMemory(4096, 1 << 23)
 TRIES = 12
 
 

@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fd", required=True, type=int, help="the inherited socket")
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
+    parser.add_argument("--cache-dir", help="of programs; machine code is kept beside it; '': none")
     parser.add_argument("--release-path", default="mapped", help="of a GPU")
     parser.add_argument("--lane-hold-seconds", type=float, default=0.0002, help="before it lends")
     parser.add_argument("--launch-path", default="graph", help="of a GPU")
@@ -60,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.dump,
             options.dump_kernels,
             tuple(name for name in options.kernel_variants.split(",") if name != "none"),
+            options.cache_dir,
         )
         device = open_device(parse_device(options.device), settings)
         connection = socket.socket(fileno=options.fd)
@@ -93,6 +95,8 @@ class DeviceSettings(NamedTuple):
         dump, dump_kernels: arguments of `gpud.compiler.dump_folder.DumpFolder`, the second with
             commas; None: nothing is dumped.
         kernel_variants: see `gpud.device.cuda.program.variants`.
+        cache_dir: of compiled programs, beside which the CPU device's machine code is kept; None:
+            the default one; "": none. While something is dumped, nothing is taken from it.
     """
 
     compile_seconds: float = 60.0
@@ -102,6 +106,7 @@ class DeviceSettings(NamedTuple):
     dump: str | None = None
     dump_kernels: str = "*"
     kernel_variants: tuple[str, ...] = ()
+    cache_dir: str | None = None
 
 
 def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
@@ -132,6 +137,7 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
                 f"{spec} cannot be opened: {error}. Another process may have it to itself or have "
                 "its memory: see nvidia-smi, and its compute mode with nvidia-smi -q -d COMPUTE"
             ) from error
+    from gpud.compiler.cache import Cache, machine_code_folder
     from gpud.device.host.native_compiler import NativeCompiler
 
     dump = (
@@ -139,7 +145,9 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
         if settings.dump is None
         else ("--dump", settings.dump, "--dump-kernels", settings.dump_kernels)
     )
-    compiler = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes, dump)
+    place = machine_code_folder("" if dump else settings.cache_dir)
+    disk = None if place is None else Cache(place)
+    compiler = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes, dump, disk)
     compiler.warm_up()  # it starts while this process imports the device
     from gpud.device.cpu.device import CPUDevice
 

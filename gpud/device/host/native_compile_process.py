@@ -25,6 +25,7 @@ from gpud.compiler.process.child_process import (
     limit_memory,
     write_all,
 )
+from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.program.compile_request import CompileRequest
 from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host.native_messages import (
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def answer(asked: Make, dumps: DumpFolder | None = None) -> Made | Failed:
     """Compile a kernel. Blocks; raises nothing."""
-    arena, heap = (None if one is None else (one[0], one[1]) for one in (asked.arena, asked.heap))
+    arena, heap = (None if one is None else LinkedMemory(*one) for one in (asked.arena, asked.heap))
     x, y, z = asked.block
     try:
         wanted = CompileRequest(asked.text, asked.entry, (x, y, z), arena, heap)

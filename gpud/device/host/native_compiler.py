@@ -10,15 +10,15 @@ because all sessions' kernels wait here for each other.
 
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
-    once: a kernel that is loaded again is not compiled again: the last `_KEPT_BYTES` of machine
-        code are cached;
+    once: a kernel that is loaded again, by whichever session, is not compiled again: the last
+        `_KEPT_BYTES` of machine code are kept, and more on disk, for the next daemon too;
     small: of a refused kernel only a digest and the message are kept; a process compiles
         `_MOST_KERNELS` and is replaced, since LLVM keeps some memory for each.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import signal
 import socket
 import subprocess
@@ -28,12 +28,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpud.compiler.cache import Cache, cache_key, source_digest
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
     NATIVE_PROTOCOL,
     Failed,
+    Made,
     Make,
 )
 from gpud.errors import CompileError, GpudError, InternalError, from_wire
@@ -51,6 +54,7 @@ _MOST_KERNELS = 500
 _KEPT_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
 _START_S = 60.0
+_PACKAGE = Path(__file__).parents[2]
 COMMAND = ("-m", "gpud.device.host.native_compile_process")
 
 
@@ -61,10 +65,18 @@ class NativeCompiler:
         limit_s: how long one kernel may take.
         memory_bytes: limit of the process's address space; 0 for no limit.
         arguments: further arguments of the process.
+        disk: what was compiled before; None: nothing is kept on disk.
     """
 
-    def __init__(self, limit_s: float, memory_bytes: int, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        memory_bytes: int,
+        arguments: Sequence[str] = (),
+        disk: Cache | None = None,
+    ) -> None:
         self._limit_s = limit_s
+        self._disk = disk
         self._arguments = ("--memory-bytes", str(memory_bytes), *arguments)
         self._lock = threading.Lock()
         self._running: _NativeProcess | None = None
@@ -80,7 +92,7 @@ class NativeCompiler:
             CompileError: it takes too long, too much memory, or LLVM crashes on it.
             InternalError: the compiler process could not be started.
         """
-        digest = hashlib.sha256(repr(wanted).encode()).digest()
+        digest = cache_key((*_versions(), repr(wanted)))
         with self._lock:
             refusal = self._culprits.refusal(digest)
             if refusal is not None:
@@ -89,9 +101,13 @@ class NativeCompiler:
             if made is not None:
                 self._made.move_to_end(digest)
                 return made
+            made = self._from_disk(digest)
+            if made is not None:
+                self._keep(digest, made)
+                return made
             while True:
                 try:
-                    made = self._ready().make(wanted)
+                    answer = self._ready().make(wanted)
                 except _NotStarted as error:
                     self._end()
                     if self._culprits.ended(None, too_long=not error.ended) is Verdict.CANNOT_RUN:
@@ -123,6 +139,9 @@ class NativeCompiler:
                     raise
                 else:
                     self._culprits.answered(digest)
+                    if self._disk is not None:
+                        self._disk.put(digest, NATIVE_PROTOCOL.encode(answer))
+                    made = _result(answer)
                     self._keep(digest, made)
                     return made
 
@@ -142,6 +161,15 @@ class NativeCompiler:
         """End the process."""
         with self._lock:
             self._end()
+
+    def _from_disk(self, digest: bytes) -> CompileResult | None:
+        payload = None if self._disk is None else self._disk.get(digest)
+        if payload is None:
+            return None
+        decoder = FrameDecoder(MAX_FRAME_BYTES)
+        decoder.feed(bytes(payload))
+        (body,) = decoder.frames()
+        return _result(NATIVE_PROTOCOL.decode(body, Sender.DAEMON))
 
     def _keep(self, digest: bytes, made: CompileResult) -> None:
         self._made[digest] = made
@@ -195,7 +223,7 @@ class _NativeProcess:
                 stdin=subprocess.DEVNULL,
             )
 
-    def make(self, wanted: CompileRequest) -> CompileResult:
+    def make(self, wanted: CompileRequest) -> Made:
         """Send a request and wait for the answer.
 
         Raises:
@@ -212,11 +240,8 @@ class _NativeProcess:
         answer = self._next(self._limit_s)
         if isinstance(answer, Failed):
             raise from_wire(answer.error)
-        # Imported late: the host starts this process first, and loads these modules meanwhile.
-        from gpud.device.cpu.codegen.artifact import GeneratedKernel
-        from gpud.device.cpu.program.compile_request import CompileResult
-
-        return CompileResult(GeneratedKernel("", **answer.generated), answer.code)
+        assert isinstance(answer, Made)
+        return answer
 
     def _await_start(self) -> None:
         try:
@@ -246,6 +271,22 @@ class _NativeProcess:
             return self._process.wait(0.2)
         self._process.kill()
         return self._process.wait()
+
+
+def _result(made: Made) -> CompileResult:
+    # Imported late: the host starts the process first, and loads these modules meanwhile.
+    from gpud.device.cpu.codegen.artifact import GeneratedKernel
+    from gpud.device.cpu.program.compile_request import CompileResult
+
+    return CompileResult(GeneratedKernel("", **made.generated), made.code)
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    """Return what machine code depends on beside the request."""
+    from gpud.device import jit  # late, as above
+
+    return (*jit.target(), *(source_digest(_PACKAGE / name) for name in ("compiler", "device")))
 
 
 def _described(status: int) -> str:

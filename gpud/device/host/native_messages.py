@@ -21,7 +21,7 @@ MAX_FRAME_BYTES = 1 << 28
 _host = NATIVE_PROTOCOL.message(Sender.CLIENT)
 _process = NATIVE_PROTOCOL.message(Sender.DAEMON)
 
-_Range = optional(listed(uint(64), 2, 2))
+_Memory = optional(listed(uint(64), 2, 2))
 
 
 @_host(1)
@@ -31,8 +31,8 @@ class Make(NamedTuple):
     text: Annotated[str, text(1 << 27), "the program, PTX"]
     entry: Annotated[str, text(1 << 16), "the kernel's name"]
     block: Annotated[tuple[int, ...], listed(uint(32), 3, 3), "threads in x, y and z"]
-    arena: Annotated[tuple[int, ...] | None, _Range, "address and size of what may be accessed"]
-    heap: Annotated[tuple[int, ...] | None, _Range, "address and size of the heap of ``malloc``"]
+    arena: Annotated[tuple[int, ...] | None, _Memory, "alignment and size of what may be accessed"]
+    heap: Annotated[tuple[int, ...] | None, _Memory, "alignment and size of the heap of ``malloc``"]
 
 
 @_process(64)

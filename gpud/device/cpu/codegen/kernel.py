@@ -21,6 +21,7 @@ from gpud.device.cpu.abi.layout import (
     align_up,
     is_dynamic_shared,
 )
+from gpud.device.cpu.abi.linked_memory import ARENA_SYMBOL, HEAP_SYMBOL, LinkedMemory
 from gpud.device.cpu.codegen.analysis.convergence import Convergence
 from gpud.device.cpu.codegen.analysis.regions import Regions
 from gpud.device.cpu.codegen.analysis.register_types import register_storage
@@ -60,8 +61,8 @@ def generate_kernel(
     name: str,
     shape: Shape,
     data: ModuleLayout,
-    arena: tuple[int, int] | None = None,
-    heap: tuple[int, int] | None = None,
+    arena: LinkedMemory | None = None,
+    heap: LinkedMemory | None = None,
 ) -> GeneratedKernel:
     """Generate code for kernel ``name`` of a flattened module with blocks of ``shape``.
 
@@ -70,8 +71,8 @@ def generate_kernel(
         name: of the kernel.
         shape: of its blocks.
         data: layout of the module's variables.
-        arena: (base, size) of the memory that accesses are checked against; None: no checks.
-        heap: (address, size) of the ``malloc`` heap of a program whose accesses are checked.
+        arena: the memory that accesses are checked against; None: no checks.
+        heap: the ``malloc`` heap of a program whose accesses are checked.
 
     Raises:
         KernelRejected: the kernel uses something that the CPU device does not support.
@@ -116,7 +117,10 @@ def generate_kernel(
         align_up(locals_.size, 16),
     )
     kernel.arena, kernel.heap = arena, heap
+    if heap is not None:
+        ir.declare(heap.declaration(HEAP_SYMBOL))
     if arena is not None:
+        ir.declare(arena.declaration(ARENA_SYMBOL))
         # Parameters that gpud adds come last; the program must not access them.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)

@@ -4,7 +4,8 @@ Problem: LLVM can take very long over a program, or crash on it, and cannot be i
 Approach: compiling needs nothing that cannot be sent to another process, and neither does its
 result contain such; the code that opens the device decides where it runs (`KernelCompiler`).
 
-Properties: the result depends on `CompileRequest` alone.
+Properties: the result depends on `CompileRequest` alone, in which no address is, so that it can be
+used by other sessions and other daemons.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.artifact import GeneratedKernel
 
 __all__ = ["CompileRequest", "CompileResult", "KernelCompiler"]
-
-_Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class CompileRequest:
         text: the program, PTX.
         entry: the kernel's name.
         block: threads in x, y and z.
-        arena: address and size of the memory that bounds checks allow; None: nothing is checked.
-        heap: address and size of the heap of ``malloc``; None: the program has none of its own.
+        arena: the memory that bounds checks allow; None: nothing is checked.
+        heap: the heap of ``malloc``; None: the program has none of its own.
     """
 
     text: str
     entry: str
     block: tuple[int, int, int]
-    arena: _Range | None = None
-    heap: _Range | None = None
+    arena: LinkedMemory | None = None
+    heap: LinkedMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

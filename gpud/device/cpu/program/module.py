@@ -21,6 +21,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.device import jit
 from gpud.device.cpu.abi.layout import Shape
+from gpud.device.cpu.abi.linked_memory import LinkedMemory, symbols
 from gpud.device.cpu.codegen.artifact import ENTRY_POINTS, GeneratedKernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from gpud.device.cpu.program import printf
@@ -79,7 +80,8 @@ class CPUKernel:
             if compiled is None:
                 native = self._native(block)
                 printf.install()
-                code = jit.link(native.code, ENTRY_POINTS)
+                linked = symbols(self.module.checked_arena, self.module.heap_range)
+                code = jit.link(native.code, ENTRY_POINTS, linked)
                 compiled = CompiledKernel(
                     self.name, shape, native.generated, code, self.module.data
                 )
@@ -91,9 +93,7 @@ class CPUKernel:
         if module.compiler is None:
             generated = self.generate(Shape(*block))
             return CompileResult(generated, jit.object_code(generated.ir))
-        return module.compiler(
-            CompileRequest(module.text, self.name, block, module.checked_arena, module.heap_range)
-        )
+        return module.compiler(CompileRequest(module.text, self.name, block, *module.linked_memory))
 
     def generate(self, shape: Shape) -> GeneratedKernel:
         """LLVM assembly for a block shape, not compiled."""
@@ -102,7 +102,7 @@ class CPUKernel:
 
         module = self.module
         return generate_kernel(
-            module.program, self.name, shape, module.layout, module.checked_arena, module.heap_range
+            module.program, self.name, shape, module.layout, *module.linked_memory
         )
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
@@ -156,6 +156,11 @@ class CPUModule:
     def heap_range(self) -> tuple[int, int] | None:
         """Address and size of the heap of ``malloc``, if it has one."""
         return None if self.heap is None else self.heap.range
+
+    @property
+    def linked_memory(self) -> tuple[LinkedMemory | None, LinkedMemory | None]:
+        """What its code knows of the arena and of the heap before it is loaded."""
+        return LinkedMemory.of(self.checked_arena), LinkedMemory.of(self.heap_range)
 
     @property
     def readable(self) -> tuple[tuple[int, int], ...]:

@@ -29,6 +29,7 @@ from gpud.checked_memory import (
 )
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.check_calls import READS, WRITES
+from gpud.device.cpu.abi.linked_memory import arena_at, heap_at
 from gpud.device.cpu.codegen.checking.ordering import ENTER, RACE
 from gpud.device.cpu.codegen.checking.reports import REPORT
 from gpud.device.cpu.codegen.checking.state import (
@@ -72,14 +73,13 @@ def _define_find(kernel: KernelContext) -> None:
 
     It counts through both tables, and is -1 if there is none.
     """
-    board, _ = kernel.arena or (0, 0)
     e = Emitter(kernel.ir, f"define internal i64 @{_FIND}(ptr %b, i64 %address) nounwind")
     w = Words(e)
-    current = w.load(board + CURRENT)
+    current = w.load(arena_at(CURRENT))
     table = w.op("and", current, 1)
     count = w.op("lshr", current, 32)
     count = w.choose(w.test("ult", count, MOST_ARRAYS), count, MOST_ARRAYS)
-    starts = w.add(w.mul(table, TABLE_BYTES), board + STARTS_AT)
+    starts = w.add(w.mul(table, TABLE_BYTES), arena_at(STARTS_AT))
     low, high = e.alloca("i64", "low"), e.alloca("i64", "high")
     e.do(f"store i64 0, ptr {low}")
     e.do(f"store i64 {count}, ptr {high}")
@@ -206,7 +206,6 @@ def _define_stored(kernel: KernelContext, state: BlockState) -> None:
 
 
 def _define_shared(kernel: KernelContext, state: BlockState) -> None:
-    board, _ = kernel.arena or (0, 0)
     header = (
         f"define internal void @{SHARED_FUNCTION}(ptr %b, i32 %thread, i64 %place, i32 %how, "
         "i32 %site) nounwind"
@@ -214,7 +213,7 @@ def _define_shared(kernel: KernelContext, state: BlockState) -> None:
     e = Emitter(kernel.ir, header)
     w = Words(e)
     w.store(0, w.add(_snapshot(w, state), _ADDRESS))
-    _without_board(w, board, "ret void")
+    _without_board(w, "ret void")
     e.do(f"call void @{ENTER}(ptr %b)")
     place = w.bits("%place", 0, 0xFFFFFFFF)
     end = w.add(place, w.bits(w.widened("%how"), 0, 255))
@@ -232,14 +231,15 @@ def _define_shared(kernel: KernelContext, state: BlockState) -> None:
     e.finish()
 
 
-def _without_board(w: Words, board: int, end: str) -> None:
+def _without_board(w: Words, end: str) -> None:
     """Return at once in a session that has no board."""
-    with w.emitter.when(w.test("ne", w.load(board), MAGIC)):
+    with w.emitter.when(w.test("ne", w.load(arena_at()), MAGIC)):
         w.emitter.end(end)
 
 
 def _define_access(kernel: KernelContext, state: BlockState) -> None:
-    board, arena_bytes = kernel.arena or (0, 0)
+    assert kernel.arena is not None
+    arena_bytes = kernel.arena.size
     header = (
         f"define internal i64 @{ACCESS_FUNCTION}(ptr %b, i32 %thread, i64 %address, i64 %origin, "
         "i32 %how, i32 %site) nounwind"
@@ -247,7 +247,7 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
     e = Emitter(kernel.ir, header)
     w = Words(e)
     w.store(0, w.add(_snapshot(w, state), _ADDRESS))
-    _without_board(w, board, "ret i64 %address")
+    _without_board(w, "ret i64 %address")
     e.do(f"call void @{ENTER}(ptr %b)")
     count = w.bits(w.widened("%how"), 0, 255)
     start_slot, row_slot = e.alloca("i64", "start"), e.alloca("i64", "row")
@@ -257,8 +257,8 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
         index = e.value(f"call i64 @{_FIND}(ptr %b, i64 {address})")
         none = w.test("eq", index, -1)
         known = w.choose(none, 0, index)
-        row = w.add(w.mul(known, ROW_BYTES), board + ROWS_AT)
-        start = w.load(w.add(w.mul(known, 8), board + STARTS_AT))
+        row = w.add(w.mul(known, ROW_BYTES), arena_at(ROWS_AT))
+        start = w.load(w.add(w.mul(known, 8), arena_at(STARTS_AT)))
         e.do(f"store i64 {w.choose(none, 0, row)}, ptr {row_slot}")
         e.do(f"store i64 {w.choose(none, 0, start)}, ptr {start_slot}")
         end = w.load(w.add(row, ROW["end"][0]))
@@ -281,7 +281,7 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
     e.end("ret i64 %address")
 
     e.place(outside)
-    _refuse(w, board, FindingKind.OUT_OF_BOUNDS, row_slot, start_slot)
+    _refuse(w, FindingKind.OUT_OF_BOUNDS, row_slot, start_slot)
 
     e.place(known)
     row, start = e.value(f"load i64, ptr {row_slot}"), e.value(f"load i64, ptr {start_slot}")
@@ -294,11 +294,11 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
     freed = e.label("freed")
     e.branch(w.test("eq", w.load(w.add(row, ROW["freed"][0]), "i32"), 0), live, freed)
     e.place(freed)
-    _refuse(w, board, FindingKind.USE_AFTER_FREE, row_slot, start_slot)
+    _refuse(w, FindingKind.USE_AFTER_FREE, row_slot, start_slot)
 
     e.place(live)
     pad = w.op("and", w.add(size, 63), -64)
-    first = w.sub(start, board)
+    first = w.sub(start, arena_at())
     in_arena = w.both(
         w.test("ult", first, arena_bytes),
         w.test("ult", size, arena_bytes),
@@ -320,7 +320,7 @@ def _define_access(kernel: KernelContext, state: BlockState) -> None:
     e.finish()
 
 
-def _refuse(w: Words, board: int, kind: FindingKind, row_slot: str, start_slot: str) -> None:
+def _refuse(w: Words, kind: FindingKind, row_slot: str, start_slot: str) -> None:
     """Report the access at an array, or at none, and return another address."""
     e = w.emitter
     row, start = e.value(f"load i64, ptr {row_slot}"), e.value(f"load i64, ptr {start_slot}")
@@ -334,7 +334,7 @@ def _refuse(w: Words, board: int, kind: FindingKind, row_slot: str, start_slot: 
         f"call void @{REPORT}(ptr %b, i32 %thread, i32 {int(kind)}, i32 %site, i64 %address, "
         f"i32 %how, i64 {start}, i64 {known}, i64 0)"
     )
-    e.end(f"ret i64 {board + SPARE}")
+    e.end(f"ret i64 {arena_at(SPARE)}")
 
 
 def _accept_others(kernel: KernelContext, w: Words, elsewhere: str) -> None:
@@ -352,7 +352,7 @@ def _accept_others(kernel: KernelContext, w: Words, elsewhere: str) -> None:
     if kernel.syncs_grid:
         ranges.append((grid_sync_words(kernel, e), str(words.GRID_SYNC_BYTES)))
     if kernel.heap is not None:
-        ranges.append((str(kernel.heap[0]), str(kernel.heap[1])))
+        ranges.append((heap_at(), str(kernel.heap.size)))
     for first, size in ranges:
         no = e.label("no")
         e.branch(w.test("ult", w.sub("%address", first), size), elsewhere, no)

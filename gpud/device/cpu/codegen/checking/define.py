@@ -36,11 +36,10 @@ def define_checking(kernel: KernelContext, body: list[ptx.Statement]) -> None:
     dynamic = bool(kernel.module.dynamic_names)
     shared_bytes = MOST_SHARED_BYTES if dynamic else kernel.module.shared.size
     state = block_state(kernel.layout, shared_bytes)
-    board = kernel.arena[0]
     claims = any(
         isinstance(s, ptx.Instruction) and s.opcode.text.startswith("gpud.claim") for s in body
     )
-    define_report(kernel.ir, board, state)
-    define_ordering(kernel.ir, board, state, claims=claims)
+    define_report(kernel.ir, state)
+    define_ordering(kernel.ir, state, claims=claims)
     define_accesses(kernel, state)
-    define_shuffles(kernel.ir, board)
+    define_shuffles(kernel.ir)

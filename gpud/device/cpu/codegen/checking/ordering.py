@@ -36,6 +36,7 @@ from gpud.checked_memory import (
     TIME,
 )
 from gpud.compiler.abi.check_calls import STRONG, WRITES, Sync
+from gpud.device.cpu.abi.linked_memory import arena_at
 from gpud.device.cpu.codegen.checking.reports import REPORT
 from gpud.device.cpu.codegen.checking.state import (
     ATOMIC,
@@ -72,24 +73,24 @@ _OPEN = 1 << 63
 _NUMBER, _CLOCK, _LAUNCH, _END, _SERIAL, _BLOCK = 0, 4, 8, 16, 24, 28
 
 
-def define_ordering(ir: IRModule, board: int, state: BlockState, *, claims: bool) -> None:
+def define_ordering(ir: IRModule, state: BlockState, *, claims: bool) -> None:
     """Define the functions; ``claims``: the kernel's task block is the one that it has claimed."""
-    _define_enter(ir, board, state, claims=claims)
-    _define_interval(ir, board, state)
-    _define_ordered(ir, board, state)
+    _define_enter(ir, state, claims=claims)
+    _define_interval(ir, state)
+    _define_ordered(ir, state)
     _define_close(ir, state)
-    _define_release(ir, board, state)
-    _define_sync(ir, board, state)
+    _define_release(ir, state)
+    _define_sync(ir, state)
     _define_race(ir, state)
 
 
-def entry_of(w: Words, board: int, number: str) -> str:
+def entry_of(w: Words, number: str) -> str:
     """Return the address of an interval's entry."""
     place = w.mul(w.op("and", number, INTERVALS - 1), INTERVAL_BYTES)
-    return w.add(place, board + INTERVALS_AT)
+    return w.add(place, arena_at(INTERVALS_AT))
 
 
-def _define_enter(ir: IRModule, board: int, state: BlockState, *, claims: bool) -> None:
+def _define_enter(ir: IRModule, state: BlockState, *, claims: bool) -> None:
     e = Emitter(ir, f"define internal void @{ENTER}(ptr %b) nounwind")
     w = Words(e)
     launch = w.header("grid_id")
@@ -106,7 +107,7 @@ def _define_enter(ir: IRModule, board: int, state: BlockState, *, claims: bool) 
     with e.when(w.negated(same)):
         w.store(launch, w.block(state.launch))
         w.store(key, w.block(state.task_block))
-        w.store(w.add(w.counted(board + SERIAL), 1), w.block(state.serial))
+        w.store(w.add(w.counted(arena_at(SERIAL)), 1), w.block(state.serial))
         w.store(1, w.block(state.clock))
         w.store(0, w.block(state.interval))
         w.store(0, w.block(state.acquired))
@@ -119,15 +120,15 @@ def _define_enter(ir: IRModule, board: int, state: BlockState, *, claims: bool) 
     e.finish()
 
 
-def _define_interval(ir: IRModule, board: int, state: BlockState) -> None:
+def _define_interval(ir: IRModule, state: BlockState) -> None:
     """Define ``i64 (b)``: the number of the block's current interval, which it begins if needed."""
     e = Emitter(ir, f"define internal i64 @{_INTERVAL}(ptr %b) nounwind")
     w = Words(e)
     place = w.block(state.interval)
     with e.when(w.test("eq", w.load(place), 0)):
-        counted = w.add(w.counted(board + NEXT_INTERVAL), FIRST_INTERVAL)
+        counted = w.add(w.counted(arena_at(NEXT_INTERVAL)), FIRST_INTERVAL)
         number = w.op("and", counted, 0xFFFFFFFF)
-        entry = entry_of(w, board, number)
+        entry = entry_of(w, number)
         w.store(0, entry, "i32")  # not valid while it is written
         w.store(w.load(w.block(state.clock)), w.add(entry, _CLOCK), "i32")
         w.store(w.load(w.block(state.launch)), w.add(entry, _LAUNCH))
@@ -142,7 +143,7 @@ def _define_interval(ir: IRModule, board: int, state: BlockState) -> None:
     e.finish()
 
 
-def _define_ordered(ir: IRModule, board: int, state: BlockState) -> None:
+def _define_ordered(ir: IRModule, state: BlockState) -> None:
     """Define ``i1 (b, thread, word, shared)``: whether a shadow's access comes before now.
 
     ``shared``: it is of shared memory, which other task blocks have used only before.
@@ -157,7 +158,7 @@ def _define_ordered(ir: IRModule, board: int, state: BlockState) -> None:
 
     returns(w.test("eq", "%word", 0), "true")
     number = w.op("lshr", "%word", INTERVAL_SHIFT)
-    entry = entry_of(w, board, number)
+    entry = entry_of(w, number)
     returns(w.test("ne", w.load(entry, "i32"), number), "true")
     launch = w.load(w.block(state.launch))
     returns(w.test("ne", w.load(w.add(entry, _LAUNCH)), launch), "true")
@@ -194,11 +195,11 @@ def _define_close(ir: IRModule, state: BlockState) -> None:
     e.finish()
 
 
-def _define_release(ir: IRModule, board: int, state: BlockState) -> None:
+def _define_release(ir: IRModule, state: BlockState) -> None:
     """Define ``void (b)``: give the block's intervals since the last release their end."""
     e = Emitter(ir, f"define internal void @{_RELEASE}(ptr %b) nounwind")
     w = Words(e)
-    now = w.add(w.counted(board + TIME), 1)
+    now = w.add(w.counted(arena_at(TIME)), 1)
     pending = w.block(state.pending)
     with e.loop() as (again, out):
         number = w.load(pending)
@@ -206,7 +207,7 @@ def _define_release(ir: IRModule, board: int, state: BlockState) -> None:
         e.branch(w.test("eq", number, 0), out, some)
         e.place(some)
         w.store(0, pending)
-        entry = entry_of(w, board, number)
+        entry = entry_of(w, number)
         kept = e.label("kept")
         # The ring may have overwritten it, and so all that follow.
         e.branch(w.test("eq", w.load(entry, "i32"), number), kept, out)
@@ -219,7 +220,7 @@ def _define_release(ir: IRModule, board: int, state: BlockState) -> None:
     e.finish()
 
 
-def _define_sync(ir: IRModule, board: int, state: BlockState) -> None:
+def _define_sync(ir: IRModule, state: BlockState) -> None:
     header = (
         f"define internal void @{SYNC_FUNCTION}(ptr %b, i32 %thread, i32 %what, i32 %barrier) "
         "nounwind"
@@ -255,7 +256,7 @@ def _define_sync(ir: IRModule, board: int, state: BlockState) -> None:
         e.do(f"call void @{_RELEASE}(ptr %b)")
     with e.when(on(Sync.ACQUIRE)):
         w.store(w.load(clock), w.add(w.block(state.sync), skip), "i32")
-        w.store(w.load(board + TIME), w.block(state.acquired))
+        w.store(w.load(arena_at(TIME)), w.block(state.acquired))
     e.end("ret void")
     e.finish()
 

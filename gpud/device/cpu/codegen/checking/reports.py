@@ -17,6 +17,7 @@ from gpud.checked_memory import (
     INTERVALS,
     INTERVALS_AT,
 )
+from gpud.device.cpu.abi.linked_memory import arena_at
 from gpud.device.cpu.codegen.checking.state import (
     INTERVAL_SHIFT,
     SITE_MASK,
@@ -37,7 +38,7 @@ of the access that this one conflicts with, 0 if there is none."""
 _INTERVAL_BLOCK = 28
 
 
-def define_report(ir: IRModule, board: int, state: BlockState) -> None:
+def define_report(ir: IRModule, state: BlockState) -> None:
     """Define the function."""
     header = (
         f"define internal void @{REPORT}(ptr %b, i32 %thread, i32 %kind, i32 %site, "
@@ -47,7 +48,7 @@ def define_report(ir: IRModule, board: int, state: BlockState) -> None:
     w = Words(e)
     launch = w.load(w.block(state.launch))
     with e.count("0", str(FINDINGS), "i64") as index:
-        slot = w.add(w.mul(index, FINDING_BYTES), board + FINDINGS_AT)
+        slot = w.add(w.mul(index, FINDING_BYTES), arena_at(FINDINGS_AT))
 
         def at(name: str, slot: str = slot) -> str:
             return w.add(slot, FINDING[name][0])
@@ -68,7 +69,7 @@ def define_report(ir: IRModule, board: int, state: BlockState) -> None:
                 "start": "%array",
                 "size": "%size",
                 "times": "1",
-                **_other(w, board),
+                **_other(w),
             }
             for name, value in fields.items():
                 w.store(value, at(name), FINDING[name][1])
@@ -93,12 +94,12 @@ def define_report(ir: IRModule, board: int, state: BlockState) -> None:
     e.finish()
 
 
-def _other(w: Words, board: int) -> dict[str, str]:
+def _other(w: Words) -> dict[str, str]:
     """Return the fields about the other access; site ``2**32 - 1`` if there is none."""
     none = w.test("eq", "%word", 0)
     number = w.op("lshr", "%word", INTERVAL_SHIFT)
     place = w.mul(w.op("and", number, INTERVALS - 1), INTERVAL_BYTES)
-    entry = w.add(place, board + INTERVALS_AT)
+    entry = w.add(place, arena_at(INTERVALS_AT))
     return {
         "other_site": w.choose(none, 0xFFFFFFFF, w.bits("%word", SITE_SHIFT, SITE_MASK)),
         "other_thread": w.bits("%word", THREAD_SHIFT, THREAD_MASK),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from gpud.checked_memory import MAGIC
 from gpud.compiler.abi.check_calls import SHUFFLE_MODES
+from gpud.device.cpu.abi.linked_memory import arena_at
 from gpud.device.cpu.codegen.checking.ordering import ENTER
 from gpud.device.cpu.codegen.checking.reports import REPORT
 from gpud.device.cpu.codegen.checking.state import SHUFFLE_FUNCTION
@@ -22,7 +23,7 @@ __all__ = ["define_shuffles"]
 _BYTES = 4
 
 
-def define_shuffles(ir: IRModule, board: int) -> None:
+def define_shuffles(ir: IRModule) -> None:
     """Define the function."""
     header = (
         f"define internal void @{SHUFFLE_FUNCTION}(ptr %b, i32 %thread, i32 %mode, i32 %operand, "
@@ -30,7 +31,7 @@ def define_shuffles(ir: IRModule, board: int) -> None:
     )
     e = Emitter(ir, header)
     w = Words(e)
-    with e.when(w.test("ne", w.load(board), MAGIC)):
+    with e.when(w.test("ne", w.load(arena_at()), MAGIC)):
         e.end("ret void")
     e.do(f"call void @{ENTER}(ptr %b)")
     thread, mode = w.widened("%thread"), w.widened("%mode")

@@ -3,8 +3,8 @@
 Problem: a bounds check must cost next to nothing if the access is legal, and must otherwise
 determine exactly what the address refers to. Approach: the quick test compares the hull with its
 likeliest range (`gpud.device.cpu.codegen.preparation.provenance`), and, if that is not certain,
-with one or two others; their bounds are constants of the code, or uniform in the block. If all
-tests fail, a separate function checks each member: `define_exact_check`.
+with one or two others; their bounds are constants of the loaded code, or uniform in the block. If
+all tests fail, a separate function checks each member: `define_exact_check`.
 
 Properties:
 * a member is reported if and only if it is illegal, before any access of the bounds check happens;
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import Failure, Space
+from gpud.device.cpu.abi.linked_memory import LinkedMemory, arena_at, heap_at
 from gpud.device.cpu.abi.record_access import load, offset
 from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, RUN
 from gpud.device.cpu.codegen.emit.addresses import header_field
@@ -78,9 +79,9 @@ def bounds_of(code: ThreadCode, operands: CheckOperands, which: int = 0) -> Boun
     places, space = code.places, operands.space
     origin = operands.origins[which] if operands.origins else {"const": "data"}.get(space, space)
     if origin == "arena":
-        return _constant(code.arena or (0, 0))
+        return _linked(arena_at(), code.arena)
     if origin == "heap":
-        return _constant(code.heap or (0, 0))
+        return _linked(heap_at(), code.heap)
     if origin in ("shared", "static"):
         first = "0"
         if space != "shared":
@@ -98,9 +99,10 @@ def bounds_of(code: ThreadCode, operands: CheckOperands, which: int = 0) -> Boun
     return Bounds(first, size if space == "const" else str(places.module.data.size), _BLOCK_ALIGN)
 
 
-def _constant(range_: tuple[int, int]) -> Bounds:
-    base, size = range_
-    return Bounds(str(_signed(base)), str(_signed(size)), base & -base)
+def _linked(first: str, memory: LinkedMemory | None) -> Bounds:
+    if memory is None:  # nothing is within
+        return Bounds("0", "0", _BLOCK_ALIGN)
+    return Bounds(first, str(_signed(memory.size)), memory.align)
 
 
 def address_of(code: ThreadCode, operands: CheckOperands) -> str:
@@ -263,13 +265,12 @@ def define_exact_check(kernel: KernelContext) -> None:
         generic = emitter.value("icmp ne i32 %generic, 0")
         return emitter.value(f"or i1 {space_is(space)}, {generic}")
 
-    base, size = kernel.arena or (0, 0)
-    accept(str(_signed(base)), str(_signed(size)), space_is(Space.GLOBAL))
+    if kernel.arena is not None:
+        accept(arena_at(), str(_signed(kernel.arena.size)), space_is(Space.GLOBAL))
     data = emitter.value(f"ptrtoint ptr {header_field(emitter, 'data')} to i64")
     accept(data, str(kernel.module.data.size), space_is(Space.GLOBAL))
     if kernel.heap is not None:
-        heap, heap_size = kernel.heap
-        accept(str(_signed(heap)), str(heap_size), space_is(Space.GLOBAL))
+        accept(heap_at(), str(kernel.heap.size), space_is(Space.GLOBAL))
     if kernel.syncs_grid:
         accept(grid_sync_words(kernel, emitter), str(words.GRID_SYNC_BYTES), space_is(Space.GLOBAL))
     accept(*places.const_range(), space_is(Space.CONST))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpud.device.cpu.abi.layout import STATE_STATUS_SHIFT, BlockLayout, ModuleLayout, Shape
+from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
 from gpud.device.cpu.codegen.analysis.regions import Regions
 from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
@@ -55,10 +56,10 @@ class KernelContext:
         self.collectives = Collectives(self.layout, self.spill_tags)
         self.region_cuts: tuple[int, ...] = regions.cuts
         """Blocks at which a diverged thread can resume."""
-        self.arena: tuple[int, int] | None = None
+        self.arena: LinkedMemory | None = None
         """Base and size of the memory that accesses are checked against; None: no checks."""
-        self.heap: tuple[int, int] | None = None
-        """Address and size of the program's own heap."""
+        self.heap: LinkedMemory | None = None
+        """The program's own heap."""
         self.syncs_grid = False
         """Whether the kernel synchronises its grid: then accesses to the job record's words for
         that are legal."""

@@ -16,6 +16,7 @@ from gpud.compiler.analysis.signatures import call_parts
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.abi.layout import HEADER
+from gpud.device.cpu.abi.linked_memory import LinkedMemory, heap_at
 from gpud.device.cpu.codegen.analysis.canonical_nans import computes_with_floats
 from gpud.device.cpu.codegen.analysis.register_types import pointer_base
 from gpud.device.cpu.codegen.checking.calls import call_check
@@ -74,12 +75,12 @@ class ThreadCode(Thread):
         self.program = program
         self.varying: frozenset[str] | set[str] = frozenset()
         """Registers that differ between the iterations of a loop that LLVM may vectorise."""
-        self.arena: tuple[int, int] | None = None
+        self.arena: LinkedMemory | None = None
         """(base, size) of the memory that global and generic accesses are checked against."""
         self.fail: Callable[[], None] = _no_failure_exit
         """Ends the current LLVM block, in which the thread has ended its block of threads."""
-        self.heap: tuple[int, int] | None = None
-        """Address and size of the program's own heap; None: the C library's is used."""
+        self.heap: LinkedMemory | None = None
+        """The program's own heap; None: the C library's is used."""
 
     def run(self, ins: ptx.Instruction) -> None:
         """Emit ``ins`` (no terminator, no wait), under its guard if it has one."""
@@ -303,7 +304,7 @@ class ThreadCode(Thread):
     ) -> None:
         emitter = self.emitter
         if name in ("malloc", "free") and self.heap is not None:
-            self._use_heap(name, sum(self.heap), results, arguments)
+            self._use_heap(name, heap_at(self.heap.size), results, arguments)
         elif name == "malloc":
             emitter.module.declare("declare ptr @malloc(i64)")
             pointer = emitter.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")
@@ -321,7 +322,7 @@ class ThreadCode(Thread):
     def _use_heap(
         self,
         name: str,
-        records: int,
+        records: str,
         results: tuple[ptx.Operand, ...],
         arguments: tuple[ptx.Operand, ...],
     ) -> None:

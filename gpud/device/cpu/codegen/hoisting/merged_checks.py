@@ -99,7 +99,8 @@ class MergedChecks:
             hulls[member.place, member.offset + part.low] = None
         lowest = highest = bits = ""
         for place, offset in hulls:
-            at = emitter.value(f"add i64 {values[place]}, {_wrapped(offset - int(bounds.first))}")
+            at = emitter.value(f"add i64 {values[place]}, {_wrapped(offset)}")
+            at = emitter.value(f"sub i64 {at}, {bounds.first}")
             lowest = (
                 emitter.value(f"call i64 @llvm.umin.i64(i64 {lowest}, i64 {at})") if lowest else at
             )
