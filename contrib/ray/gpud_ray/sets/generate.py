@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from gpud_ray.sets.kernels import KERNELS
 from gpud_ray.sets.model import GPU, MAX_MEMORY_MB, MAX_THREADS, Task
+from gpud_ray.sets.setfile import Program, SetTask, TaskSet
 
-__all__ = ["cluster", "detections", "matrix_products", "random_gpus", "random_tasks"]
+__all__ = ["cluster", "detections", "matrix_products", "random_gpus", "random_set", "random_tasks"]
 
 _GPU_FLOPS = 9e12  # of half of the arithmetic peak of a GPU with 4,352 cores at 1.5 GHz
 
@@ -106,3 +108,31 @@ def random_tasks(
         )
         for number in range(count)
     ]
+
+
+def random_set(count: int, seed: int = 0, *, most_mb: int = 16) -> TaskSet:
+    """Make a set of our kernels that runs on CPU devices.
+
+    Args:
+        count: how many tasks, of all classes.
+        seed: equal seeds give equal sets.
+        most_mb: the most memory of a task.
+    """
+    chance = random.Random(seed)  # noqa: S311  (no secret)
+    tasks = []
+    for number in range(count):
+        name = chance.choice(list(KERNELS))
+        kernel = KERNELS[name]
+        most = 1 << 16 if name == "graph_search" else 256
+        size = chance.randrange(64, most + 1, 16)
+        while kernel.memory_bytes(size) > most_mb << 20:
+            size = size // 2 // 16 * 16
+        needs = Task(
+            number,
+            memory_mb=-(-kernel.memory_bytes(size) >> 20),
+            threads=kernel.threads,
+            capsm_milli=chance.choice((250, 500, 1000)),
+        )
+        program = Program("own", name, size=size, seed=chance.randrange(1 << 16))
+        tasks.append(SetTask(needs, program, f"{name} {number}"))
+    return TaskSet(tasks)

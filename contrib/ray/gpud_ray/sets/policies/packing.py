@@ -138,13 +138,14 @@ class Packing:
         """See `Policy.arrive`."""
         gpus = [room.gpu for room in stage.rooms]
         self._batch += 1
+        # Before the new ones count as waiting: one that is tried again is still in the order.
+        waiting = [task for task in self._tasks if task.id in self._batch_of]
         for task in tasks:
             self._batch_of[task.id] = self._batch
             rank = self._plan.ranks.get(task.id)
             if rank is None:
                 rank = self._plan.rule.rank(_shares(task, gpus))
             self._ranks[task.id] = rank
-        waiting = [task for task in self._tasks if task.id in self._batch_of]
         waiting += tasks
         waiting.sort(key=lambda task: (-self._ranks[task.id], task.id))
         self._tasks = waiting

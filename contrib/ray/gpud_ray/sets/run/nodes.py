@@ -1,0 +1,148 @@
+"""Starts the nodes of a run: processes on this machine, or one on each node of a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpud_ray.sets.run.framework import Framework, FrameworkConfig
+from gpud_ray.sets.run.scheduler import Ended, Run, Scheduler
+from gpud_ray.sets.setfile import TaskSet
+
+__all__ = ["LocalNode", "run_locally", "run_on_ray", "started_locally"]
+
+_START_S = 90.0
+_END_S = 10.0
+_THREADS = 8  # of an executor under our policy, which starts as many tasks as fit
+_Told = Callable[[Ended], None]
+
+
+def _threads(policy: str, task_set: TaskSet) -> int:
+    return max(_THREADS, task_set.parallel) if policy == "gpud" else task_set.parallel
+
+
+@dataclass(slots=True)
+class LocalNode:
+    """A framework process on this machine."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def started_locally(
+    task_set: TaskSet,
+    nodes: Sequence[Sequence[str]],
+    *,
+    policy: str = "gpud",
+    tries: int = 3,
+    told: _Told = lambda _: None,
+) -> Iterator[tuple[Scheduler, list[LocalNode]]]:
+    """Start a scheduler and nodes with these devices; `Scheduler.run` is up to the caller.
+
+    Raises:
+        NoNodes: they did not start.
+    """
+    key = secrets.token_bytes(32)
+    scheduler = Scheduler(task_set, policy=policy, tries=tries, key=key, told=told)
+    started: list[LocalNode] = []
+    try:
+        for number, devices in enumerate(nodes):
+            config = FrameworkConfig(
+                scheduler.address, key.hex(), f"node {number}", private=tuple(devices),
+                parallel=task_set.parallel, threads=_threads(policy, task_set),
+                mode=task_set.mode,
+            )  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gpud_ray.sets.run.framework"], stdin=subprocess.PIPE
+            )
+            started.append(LocalNode(config.node, process))
+            assert process.stdin is not None
+            with process.stdin as pipe:
+                pipe.write(json.dumps(asdict(config)).encode())
+        scheduler.accept(len(nodes), _START_S)
+        yield scheduler, started
+    finally:
+        scheduler.close()
+        for node in started:
+            try:
+                node.process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                node.process.kill()
+                node.process.wait()
+
+
+def run_locally(
+    task_set: TaskSet,
+    nodes: Sequence[Sequence[str]],
+    *,
+    policy: str = "gpud",
+    tries: int = 3,
+    told: _Told = lambda _: None,
+) -> Run:
+    """Run a set on nodes with these devices, which are started and ended."""
+    with started_locally(task_set, nodes, policy=policy, tries=tries, told=told) as (scheduler, _):
+        return scheduler.run()
+
+
+class _Node:
+    """The actor that is a Ray node's framework process."""
+
+    def run(self, config: FrameworkConfig) -> None:
+        """Serve until the scheduler ends."""
+        Framework(config).run()
+
+
+def run_on_ray(
+    task_set: TaskSet,
+    *,
+    policy: str = "gpud",
+    tries: int = 3,
+    told: _Told = lambda _: None,
+) -> Run:
+    """Run a set on every node of the cluster whose agent has reached its gpud.
+
+    This program is connected to Ray.
+
+    Raises:
+        NoCluster: there is no head, or no node with a gpud.
+        NoNodes: the nodes did not start.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from gpud_ray.actors import find_agent
+    from gpud_ray.client import status
+    from gpud_ray.errors import NoCluster
+
+    names = [row["node"] for row in status()["nodes"] if row["state"] == "ready"]
+    if not names:
+        raise NoCluster("no node of the cluster is ready: see `gpud-ray status`")
+    sockets = [ray.get(find_agent(name).status.remote(), timeout=30)["gpud"] for name in names]
+    key = secrets.token_bytes(32)
+    host = ray.util.get_node_ip_address()
+    scheduler = Scheduler(task_set, policy=policy, tries=tries, host=host, key=key, told=told)
+    actors: list[Any] = []
+    try:
+        for name, socket in zip(names, sockets, strict=True):
+            config = FrameworkConfig(
+                scheduler.address, key.hex(), name, socket, parallel=task_set.parallel,
+                threads=_threads(policy, task_set), mode=task_set.mode,
+            )  # fmt: skip
+            actor = ray.remote(_Node).options(
+                num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)
+            ).remote()  # fmt: skip
+            actors.append(actor)
+            actor.run.remote(config)
+        scheduler.accept(len(names), _START_S)
+        return scheduler.run()
+    finally:
+        scheduler.close()
+        for actor in actors:
+            actor.__ray_terminate__.remote()
