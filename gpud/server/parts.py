@@ -148,7 +148,7 @@ def make_parts(
         state, devices, runner, job_rows, device_rows, doctor, answers, others, configuration
     )
     handlers = message_table(
-        Submission(devices, state.jobs, runner),
+        Submission(devices, state.jobs, runner, state.workloads),
         programs,
         MemoryRequests(state.arenas, devices),
         JobRequests(state.jobs, state.history, runner, job_rows, answers),

@@ -208,6 +208,12 @@ class Submit(NamedTuple):
     exclusive: Annotated[
         bool, flag(), "online: the reservation is in whole SMs, on which no other job runs"
     ] = False
+    memory: Annotated[
+        tuple[int, ...] | None,
+        optional(listed(uint(63), 3, 3)),
+        "the workload in whose memory arguments lie, and the bytes of persistent and of temporary "
+        "memory that they are; nil: none of them does",
+    ] = None
 
 
 @_client(8)

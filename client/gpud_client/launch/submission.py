@@ -15,6 +15,7 @@ from gpud_client.launch.sequences import pack_sequence
 from gpud_client.launch.shares import admissible, check_whole
 from gpud_client.launch.streams import Stream
 from gpud_client.launch.submit_options import SubmitOptions, as_ns
+from gpud_client.workloads.use import memory_used
 
 __all__ = ["listed", "submit_launches"]
 
@@ -71,6 +72,8 @@ def submit_launches(
         on.index, sequence.records, *amounts, line, follow, deadline_ns, timeout_ns, weight,
         exclusive,
     )  # fmt: skip
+    if session._core.workloads:
+        terms = *terms, memory_used(launches)
     if session._core.resumable is not None:
         used = [array._allocation for launch in launches for array in launch._arrays]
         memory = [allocation for allocation in used if allocation is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
+from typing import Any
 
 __all__ = ["ALIGNMENT", "MemoryPart", "MemoryRange"]
 
@@ -136,22 +137,22 @@ class MemoryPart:
         address: device address.
         size: bytes.
         lost: whether the device lost the values.
+        of: the range that it is part of.
+        owner: the workload.
     """
 
-    __slots__ = ("__weakref__", "_of", "_owner", "address", "device", "lost", "size")
+    __slots__ = ("__weakref__", "address", "device", "lost", "of", "owner", "size")
 
-    def __init__(
-        self, of: MemoryRange, owner: object, device: int, address: int, size: int
-    ) -> None:
-        self._of = of
-        self._owner = owner
+    def __init__(self, of: MemoryRange, owner: Any, device: int, address: int, size: int) -> None:
+        self.of = of
+        self.owner = owner
         self.device = device
         self.address = address
         self.size = size
         self.lost = False
 
     def __del__(self) -> None:
-        self._of.give_back(self.address, self.size)
+        self.of.give_back(self.address, self.size)
 
 
 def _aligned(size: int) -> int:

@@ -94,6 +94,9 @@ class TurnBase(ArrayMaker[ArrayT]):
         workload = self._workload
         if not self._open:
             return
+        in_lanes = workload._launches()
+        if in_lanes:
+            yield in_lanes  # of which the daemon, which waits for jobs, knows nothing
         self._open = False
         for array in list(self._arrays):
             array._withdraw(_OVER)

@@ -291,6 +291,12 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         """Return the session's jobs on the device that have not ended."""
         return [job for job in list(self._core.jobs.values()) if job._device is self._device]
 
+    def _launches(self) -> list[PendingJob]:
+        """Return the latest launch of each lane on the device, if it has not ended."""
+        lanes: list[Any] = list(self._core.lanes.values())
+        latest = (lane._latest() for lane in lanes if lane.device is self._device)
+        return [launch for launch in latest if launch is not None]
+
     def _fitted(self, temporary: MemoryRange) -> wm.FitWorkload:
         """End learning: keep what the first iteration has used, and give back the rest."""
         assert self._learns is not None

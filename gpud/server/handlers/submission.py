@@ -23,6 +23,8 @@ from gpud.server.state.modules import Kernel, Module, Shape
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
+from gpud.server.state.workload_use import check_use
+from gpud.server.state.workloads import Workloads
 from gpud.units import JobId, SessionId, job_id
 from gpud.wire.beginnings import is_short
 from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Resume, Submit
@@ -41,9 +43,13 @@ class Submission:
         devices: by index.
         jobs: those that have not ended.
         runner: feeds the scheduler.
+        workloads: in whose memory arguments can lie.
     """
 
-    def __init__(self, devices: Devices, jobs: ActiveJobs, runner: Runner) -> None:
+    def __init__(
+        self, devices: Devices, jobs: ActiveJobs, runner: Runner, workloads: Workloads
+    ) -> None:
+        self._workloads = workloads
         self._devices = devices
         self._jobs = jobs
         self._runner = runner
@@ -90,6 +96,8 @@ class Submission:
             kept = session.sequences.get((message.device, data, killable))
             sequence = kept or self._validated(session, message.device, data, killable=killable)
             packed = sequence.launches
+        if message.memory is not None:
+            check_use(self._workloads, session, message, sequence)
         after = self._after(session, message) if message.after else ()
         now_ns = time.monotonic_ns()
         number = message.number

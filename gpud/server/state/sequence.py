@@ -35,6 +35,7 @@ class ValidatedSequence:
             of them, shortened, because they are kept long after the job has ended.
         ready: the registry of the last host known to have compiled all of ``needs``; None: none.
         ran: the registry of the last host that a job of this sequence was started on; None: none.
+        memory_checked: with what its use of a workload's memory was checked last; None: never.
         total: task blocks of all launches.
         charged_bytes: what is charged for it while it has jobs, beside the jobs themselves.
         jobs: how many jobs of this sequence have not ended.
@@ -46,6 +47,7 @@ class ValidatedSequence:
         "kernels",
         "killable",
         "launches",
+        "memory_checked",
         "modules",
         "needs",
         "occupancy",
@@ -80,4 +82,5 @@ class ValidatedSequence:
         self.charged_bytes = size_bytes + LAUNCH_BYTES * len(shapes)
         self.ready: object = None
         self.ran: object = None
+        self.memory_checked: object = None
         self.jobs = 0

@@ -156,12 +156,12 @@ class Workloads:
             UnknownName: the session has no such workload.
             InvalidArgument: the workload is in an iteration, waits for one, or is ending.
         """
-        workload = self._own(session, message.workload)
+        workload = self.own(session, message.workload)
         if workload.ends_iteration:
             # The last iteration waits for its jobs: the request is handled when they have ended.
             session.when_idle(partial(self._begin_later, session, message))
             return
-        if workload.request is not None or self._iterating(workload):
+        if workload.request is not None or self.iterating(workload):
             raise InvalidArgument(
                 f"workload {workload_name(workload.number)} is in an iteration, or waits for one: "
                 "iterations do not overlap; end the first, or open another workload"
@@ -183,9 +183,9 @@ class Workloads:
             UnknownName: the session has no such workload.
             InvalidArgument: the workload is in no iteration.
         """
-        workload = self._own(session, message.workload)
+        workload = self.own(session, message.workload)
         waits = workload.ends_iteration or workload.request is not None
-        if waits or not self._iterating(workload):
+        if waits or not self.iterating(workload):
             raise InvalidArgument(
                 f"workload {workload_name(workload.number)} is in no iteration: begin one"
             )
@@ -196,7 +196,7 @@ class Workloads:
 
     def _iteration_ended(self, workload: Workload) -> None:
         workload.ends_iteration = False
-        if workload.number in self.all and self._iterating(workload):
+        if workload.number in self.all and self.iterating(workload):
             self._feed(wk.Ended(time.monotonic_ns(), workload.number))
 
     def grow(self, session: Session, message: wm.GrowWorkload) -> None:
@@ -206,7 +206,7 @@ class Workloads:
             UnknownName: the session has no such workload.
             InvalidArgument: another request of it is waiting.
         """
-        workload = self._own(session, message.workload)
+        workload = self.own(session, message.workload)
         if workload.request is not None:
             raise InvalidArgument("the workload waits for memory or its turn: grow it afterwards")
         workload.request = message.request
@@ -219,7 +219,7 @@ class Workloads:
             UnknownName: the session has no such workload.
             InvalidArgument: it said what it needs when it was opened, or has less.
         """
-        workload = self._own(session, message.workload)
+        workload = self.own(session, message.workload)
         need = Need(message.persistent, message.temporary, message.offset)
         region = None if workload.device is None else self.manager.region(workload.number)
         if workload.need is not None or region is None:
@@ -297,7 +297,7 @@ class Workloads:
 
     # -- helpers
 
-    def _own(self, session: Session, number: int) -> Workload:
+    def own(self, session: Session, number: int) -> Workload:
         """Return a workload of the session that can be used.
 
         Raises:
@@ -313,7 +313,8 @@ class Workloads:
             raise UnknownName(workload.ending)
         return workload
 
-    def _iterating(self, workload: Workload) -> bool:
+    def iterating(self, workload: Workload) -> bool:
+        """Return whether a workload is in an iteration."""
         if workload.device is None:
             return False
         turns = self.manager.turns(workload.device)
