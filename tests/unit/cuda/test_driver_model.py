@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from tests.driver_model import Misuse, SteppedDriver
 from tests.unit.cuda.model_runs import PROGRAM
 
 GRANULE = 1 << 16
+BAD = "ERROR_INVALID_VALUE"
 NON_BLOCKING, DEFAULT_STREAM, MAPPED = 1, 1, 2
 
 
@@ -138,6 +140,37 @@ def test_what_the_driver_refuses_has_its_status(world: World) -> None:
     assert status("cuEventElapsedTime", world.event, world.event) == "ERROR_INVALID_HANDLE"
     assert status("cuModuleGetGlobal", world.module, b"nothing") == "ERROR_NOT_FOUND"
     assert status("cuModuleGetFunction", world.module, b"nothing") == "ERROR_NOT_FOUND"
+
+
+def test_memory_is_exported_if_it_was_made_so_and_stays_until_all_have_given_it_up(
+    world: World,
+) -> None:
+    kind = real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert world.status("cuMemExportToShareableHandle", world.piece, kind, 0) == BAD
+    wanted = real.CUmemAllocationProp()
+    wanted.requestedHandleTypes = kind
+    piece = world.made("cuMemCreate", GRANULE, wanted, 0)
+    assert world.status("cuMemExportToShareableHandle", piece, kind, 1) == BAD
+    descriptor = world.made("cuMemExportToShareableHandle", piece, kind, 0)
+    room = world.driver.memory.room_bytes
+    other = World()  # another process
+    assert other.status("cuMemImportFromShareableHandle", 1 << 20, kind) == BAD
+    assert other.status("cuMemImportFromShareableHandle", 0, kind) == BAD
+    imported = other.made("cuMemImportFromShareableHandle", descriptor, kind)
+    os.close(descriptor)
+    other.made("cuMemMap", other.range, GRANULE, 0, imported, 0)
+    other.made("cuMemSetAccess", other.range, GRANULE, [real.CUmemAccessDesc()], 1)
+    other.made("cuMemRelease", imported)
+    world.made("cuMemRelease", piece)
+    assert world.driver.memory.room_bytes == room + GRANULE
+    other.driver.memory.write(other.range, b"here")
+    assert other.driver.memory.read(other.range, 4) == b"here"
+    room = other.driver.memory.room_bytes
+    other.made("cuMemUnmap", other.range, GRANULE)
+    assert other.driver.memory.room_bytes == room, "it was never counted here"
+    wanted.requestedHandleTypes = real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+    with pytest.raises(Misuse, match="as descriptors only"):
+        world.made("cuMemCreate", GRANULE, wanted, 0)
 
 
 def test_mapped_memory_is_reached_when_that_is_permitted(world: World) -> None:

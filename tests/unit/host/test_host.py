@@ -212,6 +212,21 @@ def test_what_was_committed_of_a_part_that_fails_is_released(
     assert case.device.arenas == [*pieces[:2], "commit 300+100", *released]
 
 
+def test_a_device_without_a_zone_lends_none_and_keeps_no_descriptor(case: Case) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        encoded = m.HOST_PROTOCOL.encode(m.LendZone(2, 4096))
+        socket.send_fds(case.front, [encoded], [theirs.fileno()])
+        theirs.close()
+        refused = case.do(next(case.link.receive()))
+        assert isinstance(from_wire(refused.error), InvalidArgument)
+        assert "no memory that programs can map" in refused.error["message"]
+        ours.settimeout(TIMEOUT_S)
+        assert ours.recv(1) == b"", "the host has closed its end"
+    assert isinstance(from_wire(case.do(m.LendZone(3, 4096)).error), InvalidArgument)
+    assert isinstance(from_wire(case.do(m.ClearZone(4, free=False)).error), InvalidArgument)
+
+
 def test_a_session_without_arena_may_be_closed(case: Case) -> None:
     case.host.carry_out(m.CloseArena(77))
     assert case.do(m.ReadProgress(2, ())) == m.Replied(2, [])

@@ -69,9 +69,13 @@ class TemporaryZone:
             ) from error
 
     def clear(self) -> None:
-        """Zero all of it; nobody has it mapped."""
+        """Zero all of it; nobody has it mapped. If that fails, there is no allocation any more."""
         if self.size:
-            self._memory.clear(self._handle, self.size)
+            try:
+                self._memory.clear(self._handle, self.size)
+            except BaseException:
+                self.free()  # or the next program would read it
+                raise
 
     def free(self) -> None:
         """Give the memory back, as soon as no program has it any more.
