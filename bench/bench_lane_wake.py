@@ -39,8 +39,8 @@ from bench.harness.timing import percentile_us
 from gpud.compiler.pipeline import compile_program
 from gpud.core.capacity import MOST_SLICES
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.lane import EndedLaunch
 from gpud.device.cpu.scheduling.lane_lending import wake_shared
+from gpud.device.cpu.scheduling.lane_reports import EndedLaunch
 from gpud.device.host import messages as m
 from gpud.device.host.lane_watch import LaneWatch
 from gpud.device.host.lending import Lending

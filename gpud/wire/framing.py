@@ -74,7 +74,7 @@ class FrameDecoder:
         self.feed(data)
         return self.frames()
 
-    def only_frame(self, data: memoryview) -> bytes | None:
+    def only_frame(self, data: bytes | memoryview) -> bytes | None:
         """Return the body of a piece that is just a frame, as most are: it passes no buffer.
 
         None if it is not, or follows an incomplete one: then it must be given to `feed`.
