@@ -84,6 +84,13 @@ def running(path: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+def readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False
+
+
 def sleeping(folder: Path, count: int, seconds: float) -> TaskSet:
     command = f"touch {folder}/$$; sleep {seconds}"
     return TaskSet([executable(i, "/bin/sh", "-c", command) for i in range(count)])
@@ -104,6 +111,10 @@ def test_an_executor_that_dies_is_replaced_and_its_tasks_are_tried_again(tmp_pat
     again = [one for one in run.ended.values() if one.tries == 2]
     assert again
     assert all(one.may_have_run_twice for one in again)
+    commands = [
+        path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)
+    ]
+    assert not any(str(tmp_path).encode() in one for one in commands)  # nothing was left running
 
 
 def test_a_node_that_dies_leaves_its_tasks_to_the_others(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -55,7 +56,6 @@ class _Executor:
         self._queue: queue.Queue[Message | None] = queue.Queue()
         self._kernels: dict[tuple[str, str], gc.Kernel] = {}
         self._compiling = threading.Lock()
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def run(self) -> None:
         """Run tasks until the framework says stop or is gone."""
@@ -76,9 +76,9 @@ class _Executor:
         with suppress(EOFError, OSError):
             while (message := receive(self._connection))["is"] != "stop":
                 self._queue.put(message)
-        for child in list(self._children.values()):
-            child.kill()
         self._session.close()
+        with suppress(ProcessLookupError):
+            os.killpg(0, signal.SIGKILL)  # with all that tasks have started
 
     def _send(self, message: Message) -> None:
         with self._sending, suppress(OSError):  # then the framework is gone, and so are we
@@ -170,15 +170,12 @@ class _Executor:
             stderr=subprocess.STDOUT,
             env=environment,
         )
-        self._children[child.pid] = child
         try:
             output, _ = child.communicate(timeout=program.timeout_s)
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
             raise _Failed(f"it did not end within {program.timeout_s:g} s") from None
-        finally:
-            del self._children[child.pid]
         said = output[-_OUTPUT_BYTES:].decode("utf-8", "replace")
         if child.returncode:
             status = f"exit status {child.returncode}"

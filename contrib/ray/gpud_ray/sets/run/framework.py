@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +82,7 @@ class Framework:
         cores = sorted(os.sched_getaffinity(0))
         parts = split_cores(cores, len(self._session.devices))
         self._notes: list[str] = []
+        self._started = 0
         self._executors = [self._start(index, part) for index, part in enumerate(parts)]
 
     def run(self) -> None:
@@ -132,6 +134,8 @@ class Framework:
     def _restart(self, executor: _Executor) -> None:
         """Report the tasks of an executor that has ended, and start another one."""
         status = executor.process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(executor.process.pid, signal.SIGKILL)
         executor.connection.close()
         executor.group.remove()
         fresh = self._start(executor.gpu, executor.cores)
@@ -153,7 +157,8 @@ class Framework:
             "threads": self._config.threads, "mode": self._config.mode, "cores": cores,
         }  # fmt: skip
         ours, theirs = socket.socketpair()
-        group = CoreGroup(f"gpud-executor-{os.getpid()}-{gpu}", cores)
+        self._started += 1
+        group = CoreGroup(f"{gpu}-{self._started}", cores)
         with theirs:
             process = subprocess.Popen(
                 [
@@ -161,6 +166,7 @@ class Framework:
                     json.dumps(config),
                 ],
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a group, to end with all that its tasks have started
             )  # fmt: skip
         group.add(process.pid)
         if group.problem and group.problem not in self._notes:

@@ -18,6 +18,7 @@ from typing import Any
 __all__ = ["CoreGroup", "MachineState", "split_cores"]
 
 _ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "gpud-executor-"
 
 
 def split_cores(cores: list[int], executors: int) -> list[list[int]]:
@@ -41,7 +42,8 @@ class CoreGroup:
         self._path: Path | None = None
         try:
             parent, two = _own_cgroup()
-            path = parent / name
+            _sweep(parent)
+            path = parent / f"{_PREFIX}{os.getpid()}-{name}"
             if two and "cpuset" not in (parent / "cgroup.subtree_control").read_text().split():
                 (parent / "cgroup.subtree_control").write_text("+cpuset")
             path.mkdir()
@@ -63,11 +65,20 @@ class CoreGroup:
                 self.remove()
 
     def remove(self) -> None:
-        """Remove it; its processes have ended."""
+        """Remove it; its processes have ended, or are about to: then a later framework does it."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.rmdir()
             self._path = None
+
+
+def _sweep(parent: Path) -> None:
+    """Remove cgroups of frameworks that were killed."""
+    for path in parent.glob(f"{_PREFIX}*-*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _own_cgroup() -> tuple[Path, bool]:
