@@ -9,6 +9,7 @@ import typer
 
 from gpud_ray import __version__
 from gpud_ray.cli.compare import compare
+from gpud_ray.cli.run_set import make_set, run_set
 
 __all__ = ["COMMANDS", "app"]
 
@@ -38,7 +39,11 @@ def _gpud_ray(
 
 
 # A command is a function in a module of its own beside this one; its entry here is its name.
-COMMANDS: dict[str, Callable[..., Any]] = {"compare": compare}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "run-set": run_set,
+    "make-set": make_set,
+    "compare": compare,
+}
 
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
