@@ -19,12 +19,15 @@ def compare(
     instances: Annotated[
         int, typer.Option(min=0, help="Compare with EGS on so many random instances, too.")
     ] = 0,
+    exact: Annotated[
+        int, typer.Option(min=0, help="Compare with OR-Tools' optima of so many small sets, too.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
 ) -> None:
     """Compare policies for task sets on simulated GPUs, beside what was reported of EGS."""
     from gpud_ray.sets.comparison import compare as run
 
-    found = run(seeds, instances, lambda what: typer.echo(f"simulating: {what}", err=True))
+    found = run(seeds, instances, exact, lambda what: typer.echo(f"simulating: {what}", err=True))
     if picture is not None:
         from gpud_ray.sets.figures import draw
 
@@ -69,12 +72,16 @@ def _print(found: dict[str, Any]) -> None:
             found["reported"]["parallel"][count],
         )
     console.print(table)
-    if "random_instances" in found:
-        table = _table("ours on random instances", "")
-        for name, value in found["random_instances"].items():
+    for key, title in (
+        ("random_instances", "ours on random instances"),
+        ("small_instances", "ours beside the solver's optima"),
+    ):
+        table = _table(title, "")
+        for name, value in found.get(key, {}).items():
             if name != "seeds_worse" or value:
                 table.add_row(name.replace("_", " "), str(value))
-        console.print(table)
+        if key in found:
+            console.print(table)
 
 
 def _table(*columns: str) -> Any:

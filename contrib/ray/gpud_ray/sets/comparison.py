@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gpud_ray.sets.bounds import lower_bound_s
+from gpud_ray.sets.exact import solve
 from gpud_ray.sets.generate import (
     cluster,
     detections,
@@ -33,7 +34,7 @@ from gpud_ray.sets.policies.egs import EGS
 from gpud_ray.sets.policies.packing import Packing, plan
 from gpud_ray.sets.simulation import DeviceModel, Trace, simulate
 
-__all__ = ["BETAS", "COUNTS", "PARALLEL", "REPORTED", "compare", "never_worse"]
+__all__ = ["BETAS", "COUNTS", "PARALLEL", "REPORTED", "beside_exact", "compare", "never_worse"]
 
 COUNTS: Final = (250, 500, 1000)
 BETAS: Final = (0.1, 0.2, 0.4, 0.6)
@@ -60,12 +61,15 @@ REPORTED: Final[dict[str, Any]] = {
 _Said = Callable[[str], None]
 
 
-def compare(seeds: int = 3, instances: int = 0, said: _Said = lambda _: None) -> dict[str, Any]:
+def compare(
+    seeds: int = 3, instances: int = 0, exact: int = 0, said: _Said = lambda _: None
+) -> dict[str, Any]:
     """Simulate everything; return plain data, as `gpud-ray compare --json` prints it.
 
     Args:
         seeds: sets of each kind.
         instances: random instances for `never_worse`; 0: none.
+        exact: small random instances for `beside_exact`; 0: none.
         said: called with what begins.
     """
     gpus = cluster()
@@ -88,6 +92,9 @@ def compare(seeds: int = 3, instances: int = 0, said: _Said = lambda _: None) ->
     if instances:
         said(f"{instances} random instances")
         found["random_instances"] = never_worse(instances)
+    if exact:
+        said(f"{exact} optima")
+        found["small_instances"] = beside_exact(exact)
     return found
 
 
@@ -190,4 +197,32 @@ def never_worse(instances: int, trials: int = 60) -> dict[str, Any]:
         "at_the_lower_bound": sum(one <= 1 + 1e-9 for one in of_bound),
         "mean_of_lower_bound": round(sum(of_bound) / instances, 4),
         "most_of_lower_bound": round(max(of_bound), 4),
+    }
+
+
+def beside_exact(instances: int, limit_s: float = 5.0) -> dict[str, Any]:
+    """Compare our plans with optima of the solver on small random instances.
+
+    The solver gives every task all the CapSM that it can use, our plans need not: they may be
+    shorter.
+
+    Raises:
+        MissingSolver: OR-Tools is not installed.
+    """
+    of_exact: list[float] = []
+    optimal = 0
+    for seed in range(instances):
+        chance = random.Random(seed)  # noqa: S311  (no secret)
+        gpus = random_gpus(chance, chance.randint(1, 3))
+        tasks = random_tasks(chance, chance.randint(4, 9), until_s=chance.choice((0, 5)))
+        found = solve(tasks, gpus, limit_s=limit_s)
+        ours = plan(tasks, gpus, trials=100, limit_s=None, bound_s=lower_bound_s(tasks, gpus))
+        optimal += found.optimal
+        of_exact.append(ours.makespan_s / found.makespan_s)
+    return {
+        "instances": instances,
+        "solved_to_the_optimum": optimal,
+        "ours_at_most_the_optimum": sum(one <= 1.001 for one in of_exact),
+        "mean_of_optimum": round(sum(of_exact) / instances, 4),
+        "most_of_optimum": round(max(of_exact), 4),
     }

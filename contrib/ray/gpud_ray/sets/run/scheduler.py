@@ -23,6 +23,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener, wait
 from typing import Any, Final
 
+from gpud.errors import GpudError
 from gpud_ray.sets.model import GPU, Policy, Room, Task
 from gpud_ray.sets.run.messages import Message, receive, send, start_message
 from gpud_ray.sets.setfile import SetTask, TaskSet
@@ -32,18 +33,25 @@ __all__ = ["POLICIES", "Ended", "NoNodes", "Run", "Scheduler"]
 _WAIT_S = 0.5
 
 
-class NoNodes(Exception):
+class NoNodes(GpudError):
     """The nodes did not connect in time."""
+
+    code = "ray-no-nodes"
 
 
 def _ours(tasks: Sequence[Task], gpus: Sequence[GPU]) -> Policy:
     from gpud_ray.sets.bounds import lower_bound_s
+    from gpud_ray.sets.exact import MOST_TASKS, MissingSolver, improved
     from gpud_ray.sets.policies.packing import Packing, plan
 
     known = [task for task in tasks if task.memory_mb <= max(gpu.memory_mb for gpu in gpus)]
     if not known:
         return Packing()
-    return Packing(plan(known, gpus, bound_s=lower_bound_s(known, gpus)))
+    best = plan(known, gpus, bound_s=lower_bound_s(known, gpus))
+    if len(known) <= MOST_TASKS and all(task.duration_s is not None for task in known):
+        with suppress(MissingSolver):
+            best = improved(best, known, gpus)
+    return Packing(best)
 
 
 def _named(name: str) -> Callable[[int], Policy]:
