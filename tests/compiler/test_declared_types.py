@@ -79,7 +79,7 @@ def test_what_is_told_is_what_the_compiler_says(option: str) -> None:
 def test_mangled_names_tell_of_ptx() -> None:
     ptx = compile_program(SOURCE).original_ptx
     words = _words(compile_program(ptx))
-    assert words["_Z6simplePKfPfS0_Pt4PairS3_PS3_PvPKviPaS1_"] == [
+    assert words["simple"] == [
         "f4", "f4", "f4", "i2", "", "", "", "", "", "", "", "f4"
     ]  # fmt: skip
     assert words["plain"] == [""] * 8

@@ -46,7 +46,7 @@ def test_done(daemon: FakeDaemon, job: gc.Job) -> None:
     assert job.output == "hello \ufffd\n"
     assert job.stats == {
         "queued_s": 0.1, "first_block_s": None, "run_s": 0.2, "release_s": None, "resizes": 1,
-        "capsm_seconds": 0.5,
+        "capsm_seconds": 0.5, "queued_as": None,
     }  # fmt: skip
     assert "done" in repr(job)
     assert daemon.of(wm.Describe) == []
