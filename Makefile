@@ -103,7 +103,7 @@ demo: install ## the shortest way to see gpud work
 	@$(BIN)/gpud demo
 
 # What hostile and dying programs can do: `make faults`.
-FAULTS := out_of_bounds client_kills host_failures fuzz soak
+FAULTS := out_of_bounds client_kills host_failures fuzz rings soak
 
 # The extra `bench` is PyOpenCL, for the comparison with PoCL; without it the rest still runs.
 bench: install ## measure, print, and keep the figures under bench/results/

@@ -1,6 +1,7 @@
 """Hostile rings: whatever a client writes in its lane, that lane ends and the others run on.
 
-GPUD_LANE_RINGS sets how many rings are tried; 200 by default.
+GPUD_LANE_RINGS sets how many rings are tried at the device; 200 by default. A million at a live
+daemon come from `python -m tests.faults.rings.run`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ import os
 import random
 import struct
 import threading
+from collections.abc import Iterator
 
+import pytest
+
+import gpud_client as gc
 from gpud.wire import lane_ring as ring
+from tests.faults.rings import hostile, run
+from tests.support.raw_lane import RawLane
 from tests.unit.cpu.scheduling.lane_driver import LIMIT_S, LaneDriver
 
 RINGS = int(os.environ.get("GPUD_LANE_RINGS", "200"))
@@ -81,3 +88,40 @@ def test_records_that_change_while_they_are_read_end_the_lane_at_most() -> None:
             assert good.words[0] == count + 1
             bad.lane.kill()
             assert bad.over.wait(LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[gc.Session]:
+    with gc.local("cpu:2", log_level="error", grace="30 s") as session:
+        yield session
+
+
+def test_a_live_daemon_ends_hostile_lanes_and_no_other(gpu: gc.Session) -> None:
+    found = run.measure(gpu, 4000, seed=7)
+    assert not found["wrong"]
+    assert found["rings"] >= 4000
+    assert set(found["by_kind"]) >= set(hostile.BREAKS)
+    assert found["beside_launches"] > 10
+
+
+def test_the_campaign_notices_what_is_wrong(
+    gpu: gc.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(client: hostile.Hostile, lane: RawLane, sites: list[int]) -> str:
+        hostile.Hostile._grid(client, lane, sites)
+        return "an error that it does not have"
+
+    def harmless(client: hostile.Hostile, lane: RawLane, sites: list[int]) -> str:
+        client._right(lane, sites[0])
+        lane.publish()
+        return "anything"
+
+    monkeypatch.setattr(hostile, "PATIENCE_S", 0.5)
+    for name, rule, told in (
+        ("planted", other, "not with 'an error that it does not have'"),
+        ("no fault", harmless, "hung: no fault"),
+    ):
+        monkeypatch.setattr(hostile, "BREAKS", {name: rule})
+        found = run.measure(gpu, 1000, seed=7)
+        assert len(found["wrong"]) == 1
+        assert told in found["wrong"][0]

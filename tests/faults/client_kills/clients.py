@@ -22,8 +22,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gpud.wire import lane_ring as ring
 from gpud.wire import messages as wm
 from tests.support.raw_client import Raw
+from tests.support.raw_lane import RawLane
 
 SOURCE = """
 .version 8.0
@@ -48,6 +50,10 @@ $again:
 }
 """
 """A task block of it takes some 0.1 ms."""
+
+ENDLESS = SOURCE.replace("setp.lt.u32 %p1, %r1, 100000", "setp.ne.u32 %p1, %r1, %r1").replace(
+    "@%p1 bra", "@!%p1 bra"
+)
 
 _LATEST_S = 0.15  # a client is killed within this time
 
@@ -160,6 +166,51 @@ def _symbols(client: Raw, chance: random.Random) -> None:
         client.ask(lambda r: wm.ReadSymbol(r, module, "room", 0, size), wm.Answer)  # noqa: B023
 
 
+def _lane(client: Raw, launches: int, source: str = SOURCE) -> tuple[RawLane, int, bytes]:
+    """Open a lane, and have launches in it; returns it, a launch site, and parameters."""
+    client.hello()
+    module, address = client.module(source), client.allocate(4096)
+    lane = RawLane.open(client, 1, (1, 8))
+    block = (32, 1, 1)
+    site = client.ask(lambda r: wm.PrepareLaunch(r, 1, module, 0, block, 0), wm.Answer).value
+    parameters = address.to_bytes(8, "little")
+    for _ in range(launches):
+        lane.write(site, parameters, (40, 1, 1))
+    lane.publish()
+    return lane, site, parameters
+
+
+def _opening_a_lane(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    client.send(wm.OpenLane(1, 0, (1, chance.choice((1, 8)))))
+
+
+def _idle_in_a_lane(client: Raw, chance: random.Random) -> None:
+    _lane(client, chance.randrange(2))
+
+
+def _running_in_a_lane(client: Raw, chance: random.Random) -> None:
+    _lane(client, chance.randrange(1, 1000))
+
+
+def _endless_in_a_lane(client: Raw, chance: random.Random) -> None:
+    _lane(client, chance.randrange(1, 3), ENDLESS)
+
+
+def _filling_a_lane(client: Raw, chance: random.Random) -> None:
+    lane, site, parameters = _lane(client, 1)
+    while True:
+        while lane.head - lane.word(ring.TAIL) & 0xFFFFFFFF >= ring.SLOTS:
+            time.sleep(0.0001)
+        lane.write(site, parameters, (chance.randrange(1, 4), 1, 1))
+        lane.publish()
+
+
+def _nonsense_in_a_lane(client: Raw, chance: random.Random) -> None:
+    lane, _, _ = _lane(client, 3)
+    lane.publish(chance.randrange(1 << 32))
+
+
 DEATHS: dict[str, Callable[[Raw, random.Random], None]] = {
     "connected": _connected,
     "half a hello": _half_a_hello,
@@ -177,6 +228,12 @@ DEATHS: dict[str, Callable[[Raw, random.Random], None]] = {
     "never reading": _never_reading,
     "freeing": _freeing,
     "with symbols": _symbols,
+    "opening a lane": _opening_a_lane,
+    "in an idle lane": _idle_in_a_lane,
+    "running in a lane": _running_in_a_lane,
+    "endless in a lane": _endless_in_a_lane,
+    "filling a lane": _filling_a_lane,
+    "with nonsense in a lane": _nonsense_in_a_lane,
 }
 """What a client does until it is killed."""
 

@@ -1,6 +1,7 @@
 """Clients killed at random times under load: the effect on other clients, and what is left behind.
 
-    python -m tests.faults.client_kills.run [--kills N] [--device cpu:N] [--seed N] [--short]
+    python -m tests.faults.client_kills.run [--kills N] [--device cpu:N] [--seed N] [--lanes]
+        [--short]
 
 1,000 clients of one daemon are killed with SIGKILL, four at once, each in one of the states of
 `tests.faults.client_kills.clients`: half-way through a frame, compiling, with running, queued and
@@ -17,7 +18,10 @@ which must be refused with a precise error; they open sessions, are counted, and
 At the end of the first part the descriptors, processes and memory of the daemon and its device host
 are compared with those after the first tenth, when caches are warm.
 
-Prints the figures and writes bench/results/client_kills.json; with --short it only prints.
+With --lanes only clients that have a lane are killed.
+
+Prints the figures and writes bench/results/client_kills.json (lane_kills.json with --lanes); with
+--short it only prints.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,6 +41,7 @@ import gpud_client as gc
 from bench.harness.results import keep
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
+from tests.faults.client_kills.clients import DEATHS
 from tests.faults.fuzz.neighbour import Neighbour
 from tests.support.processes import Sample, samples
 from tests.support.raw_client import Raw
@@ -54,19 +60,26 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--device", default="cpu:2")
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--lanes", action="store_true", help="only clients with lanes")
     parser.add_argument("--short", action="store_true", help="60 kills; writes no file")
     options = parser.parse_args()
     before = load()
-    found = measure(options.device, 60 if options.short else options.kills, options.seed)
+    names = [one for one in DEATHS if "lane" in one] if options.lanes else []
+    kills = min(60, options.kills) if options.short else options.kills
+    found = measure(options.device, kills, options.seed, names)
     found["connections"] = connections(options.device, 500 if options.short else CONNECTIONS)
     report(found)
     if not options.short:
-        keep("client_kills", {"aims": {"back_ms_p99": AIM_MS}, **found}, before)
+        keep(
+            "lane_kills" if options.lanes else "client_kills",
+            {"aims": {"back_ms_p99": AIM_MS}, **found},
+            before,
+        )
     return 1 if found["wrong"] or found["leaks"] else 0
 
 
-def measure(device: str, kills: int, seed: int) -> dict[str, Any]:
-    """All figures; see `report`."""
+def measure(device: str, kills: int, seed: int, names: Sequence[str] = ()) -> dict[str, Any]:
+    """All figures; see `report`. Clients die in the states named, or in any."""
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device, log_level="warning", grace="30 s"))
         survivors = [stack.enter_context(Neighbour(gpu.path, pause_s=0)) for _ in range(2)]
@@ -80,7 +93,7 @@ def measure(device: str, kills: int, seed: int) -> dict[str, Any]:
         for count in range(0, kills, AT_ONCE):
             if not warm and count >= kills // 10:
                 warm = settled(front)
-            about = killer.kill(seed * 1_000_003 + count, min(AT_ONCE, kills - count))
+            about = killer.kill(seed * 1_000_003 + count, min(AT_ONCE, kills - count), *names)
             refused += about["others"]
             for death in about["deaths"]:
                 deaths[death] = deaths.get(death, 0) + 1
