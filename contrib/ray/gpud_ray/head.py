@@ -95,6 +95,7 @@ class Head:
                     "address": node.beat.address,
                     "state": (
                         "stale" if state.stale(node, now_s)
+                        else "client" if not node.beat.serves
                         else "ready" if node.beat.gpus else "no gpud"
                     ),
                     "beat_age_s": now_s - node.at_s,

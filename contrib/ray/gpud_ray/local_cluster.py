@@ -30,7 +30,7 @@ _OPTIONS = {"drain_timeout": "1 s", "memory": "256 MiB"}
 
 
 class LocalCluster:
-    """Nodes on this machine; the first has no GPU, only Ray's own processes and this program."""
+    """Nodes on this machine; the first has no GPU, only the head and this program."""
 
     def __init__(self, settings: Settings, options: dict[str, Any] | None = None) -> None:
         self.settings = settings
@@ -45,6 +45,7 @@ class LocalCluster:
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
         self.home: str = ray.get_runtime_context().get_node_id()
         make_head(settings, self.home)
+        make_agent(self.home, DaemonConfig(absent=True), settings)
 
     def add(self, devices: str | Sequence[str] = "cpu:1", *, socket: str | None = None) -> str:
         """Add a node with these devices, or with the gpud at a socket; return Ray's id of it."""
@@ -104,7 +105,7 @@ class LocalCluster:
     def end(self) -> None:
         """End everything that was started."""
         agents = []
-        for node in self._raylets:
+        for node in (*self._raylets, self.home):
             with suppress(NoCluster):
                 agents.append(find_agent(node))
         with suppress(ray.exceptions.RayError):

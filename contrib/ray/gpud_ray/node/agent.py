@@ -53,6 +53,7 @@ class NodeAgent:
         self._restarted_s = time.time() if context.was_current_actor_reconstructed else None
         self._settings = settings
         self._daemon = NodeDaemon(config)
+        self._serves = not config.absent
         self._gpus: Any = ()
         self._held: dict[str, asyncio.Task[Outcome]] = {}
         self._sizes: dict[str, int] = {}
@@ -67,8 +68,8 @@ class NodeAgent:
         self._soon = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
         self._counts: Counter[str] = Counter()
-        # A restarted actor is called by nobody, and has to beat.
-        context.current_actor.start.remote()
+        # A restarted actor is called by nobody, and has to beat. Ray may not let calls through yet.
+        context.current_actor.start.options(max_task_retries=-1).remote()
 
     async def start(self) -> str:
         """Begin to send heartbeats; return the node's name."""
@@ -78,6 +79,7 @@ class NodeAgent:
 
     async def status(self) -> dict[str, Any]:
         """Describe the agent as plain data."""
+        await self.start()
         return {
             "node": self._node,
             "host": socket.gethostname(),
@@ -211,6 +213,7 @@ class NodeAgent:
 
     async def run(self, item: Item) -> Outcome:
         """Run an item here; the same item again joins the first run."""
+        await self.start()
         task = self._held.get(item.id)
         if task is None:
             task = self._held[item.id] = asyncio.create_task(self._run(item))
@@ -273,6 +276,7 @@ class NodeAgent:
             beat = Beat(
                 self._node, self._life, number, self._gpus, tuple(arrived), tuple(ended),
                 holds if wants_all else None, f"{socket.gethostname()} {self._daemon.address}",
+                self._serves,
             )  # fmt: skip
             answer = await self._send(beat)
             if answer is None:

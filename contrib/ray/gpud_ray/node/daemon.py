@@ -34,11 +34,13 @@ class DaemonConfig:
         private: Devices of a daemon that the node's agent starts and ends, such as ``("cpu:2",)``;
             empty: it uses the one at ``socket``.
         options: Further options of ``gpud serve`` for a private one.
+        absent: The node has none: it only forwards what is submitted there.
     """
 
     socket: str | None = None
     private: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    absent: bool = False
 
 
 class NodeDaemon:
@@ -67,6 +69,9 @@ class NodeDaemon:
         It is connected to, or started again, in the background.
         """
         session = self._session
+        if self._config.absent:
+            self.problem = "this node has none"
+            return ()
         if session is None:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._open())

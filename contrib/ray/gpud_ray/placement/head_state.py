@@ -61,6 +61,7 @@ class Beat:
         ended: Items that have ended there since then.
         holds: All items that it has, if the head has asked for them; else None.
         address: For people: host and socket of the node's gpud.
+        serves: Whether the node has a gpud; one without only forwards what is submitted there.
     """
 
     node: str
@@ -71,6 +72,7 @@ class Beat:
     ended: tuple[str, ...] = ()
     holds: tuple[tuple[str, int], ...] | None = None
     address: str = ""
+    serves: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,7 @@ class HeadState:
     def _refusal(self, ask: Ask, now_s: float) -> Refused | None:
         """Refuse an item that no GPU can hold. Not while some nodes may not have reported yet."""
         able = self._able(ask)
-        all_reported = all(node.beat.gpus for node in self.nodes.values())
+        all_reported = all(node.beat.gpus for node in self.nodes.values() if node.beat.serves)
         if not able or not all_reported or now_s - self._started_s < self.settings.lost_s:
             return None
         largest = max(gpu.memory_bytes for node in able for gpu in node.beat.gpus)
@@ -337,7 +339,11 @@ class HeadState:
         )
 
     def _able(self, ask: Ask) -> list[Node]:
-        able = [node for node in self.nodes.values() if ask.only_on in ("", node.name)]
+        able = [
+            node
+            for node in self.nodes.values()
+            if node.beat.serves and ask.only_on in ("", node.name)
+        ]
         # A node that failed the item may have a new gpud by now: better than none.
         return [node for node in able if node.name not in ask.not_on] or able
 

@@ -1,0 +1,214 @@
+"""``gpud-ray up``, ``down`` and ``status``: this machine as a node, and what the cluster does."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from gpud_client.cli import formatting
+from gpud_client.cli.output import Column, JsonOption, emit, print_table, say
+from gpud_ray.cli.progress import progress
+from gpud_ray.errors import NoCluster
+
+__all__ = ["AddressOption", "connect", "down", "status", "up"]
+
+_READY_S = 60.0
+_POLL_S = 0.1
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="The Ray cluster; by default the one of which this machine is a node.",
+        show_default=False,
+    ),
+]
+
+_NODES = (
+    Column("node", "node", lambda value: str(value)[:8]),
+    Column("address", "gpud", least=16),
+    Column("state", "state"),
+    Column("gpus", "GPUs", formatting.count, right=True),
+    Column("sms", "SMs", formatting.count, right=True),
+    Column("idle_sms", "idle", formatting.rounded, right=True),
+    Column("memory_bytes", "memory", formatting.size, right=True, spare=1),
+    Column("memory_free_bytes", "free", formatting.size, right=True),
+    Column("idle_rate", "idle rate", lambda value: f"{value:.3g}", right=True),
+    Column("items", "items", formatting.count, right=True),
+    Column("beat_age_s", "heartbeat", formatting.seconds, right=True, spare=2),
+)
+
+
+def up(
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="The Ray cluster to join; without it this machine begins one.",
+            show_default=False,
+        ),
+    ] = None,
+    socket: Annotated[
+        str | None,
+        typer.Option("--socket", metavar="PATH", help="The gpud of this node, if it runs already.",
+                     show_default=False),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME", show_default=False,
+                     help="Start a gpud for this node with these devices, such as cuda or cpu:4."),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Of the cluster that begins.")] = 6379,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", show_default=False,
+                     help="A setting of the cluster that begins, such as period_s=0.5."),
+    ] = None,
+    ray_option: Annotated[
+        list[str] | None,
+        typer.Option("--ray", metavar="OPTION", show_default=False,
+                     help="A further option of ray start, such as --ray=--num-cpus=4."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Make this machine a node: start Ray on it, and an agent in front of its gpud."""
+    from gpud.errors import InvalidArgument
+    from gpud_ray.node.daemon import DaemonConfig
+    from gpud_ray.placement.settings import Settings
+
+    try:
+        settings = Settings().changed(setting or [])
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+    if socket is not None and device:
+        raise typer.BadParameter("--socket names a gpud that runs, --device starts one: not both")
+    with progress("starting this node", 3, quiet=as_json) as step:
+        sms, memory = _announced(socket, tuple(device or ()))
+        step(1)
+        from gpud_ray.node import raylet
+
+        resources = {"gpud_sms": float(sms), "gpud_memory": float(memory)}
+        started = raylet.start(address, port, resources, ray_option or [])
+        step(2)
+        try:
+            connect(started["address"])
+            node = _begin(DaemonConfig(socket, tuple(device or ())), settings)
+        except BaseException:
+            raylet.end(started)
+            raise
+        step(3)
+    if as_json:
+        emit({"node": node, "address": started["address"], **resources})
+    else:
+        say(f"node {node[:8]} of {started['address']}: {sms} SMs, {formatting.size(memory)}")
+
+
+def down(as_json: JsonOption = False) -> None:
+    """Take this machine out: end its agent, the gpud that up started, and Ray on it."""
+    from gpud_ray.node import raylet
+
+    running = raylet.noted()
+    if running is None:
+        raise NoCluster("this machine is no node that gpud-ray up has started")
+    with progress("ending this node", 2, quiet=as_json) as step:
+        with suppress(NoCluster):
+            connect(running["address"])
+            _end_agent()
+        step(1)
+        raylet.end(running)
+        step(2)
+    if as_json:
+        emit({"ended": running["address"]})
+    else:
+        say(f"this machine is no node of {running['address']} any more")
+
+
+def status(address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """Show the head and the nodes, with how idle each is."""
+    connect(address)
+    from gpud_ray.client import status as ask
+
+    told = ask()
+    if as_json:
+        emit(told)
+        return
+    counts = told["counts"]
+    say(
+        f"head {told['head'][:8]} for {formatting.seconds(told['uptime_s'])}: "
+        f"{counts['placed']:,} items placed, {told['waiting']:,} wait, "
+        f"{counts['nodes_lost']:,} nodes lost; idle rate read as {told['reading']}"
+    )
+    print_table(_NODES, told["nodes"], "no node has reported yet")
+
+
+def connect(address: str | None) -> None:
+    """Connect this process to Ray: at an address, or where this machine is a node.
+
+    Raises:
+        NoCluster: there is none.
+    """
+    import ray
+
+    from gpud_ray.node import raylet
+
+    running = raylet.noted()
+    where = address or (running["address"] if running else "auto")
+    try:
+        ray.init(address=where, namespace="gpud", log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise NoCluster(
+            f"no Ray cluster answers at {where}: {str(error).partition(chr(10))[0]}; "
+            "gpud-ray up makes this machine a node"
+        ) from None
+
+
+# -- steps of up and down
+
+
+def _announced(socket: str | None, devices: tuple[str, ...]) -> tuple[int, int]:
+    """Return how many SMs and bytes the node's gpud has."""
+    import gpud_client as gc
+
+    session = gc.local(devices) if devices else gc.connect(socket)
+    with session:
+        return (
+            sum(device.sms for device in session.devices),
+            sum(device.memory for device in session.devices),
+        )
+
+
+def _begin(config: Any, settings: Any) -> str:
+    """Make the head, if there is none, and this node's agent; return when it has reported."""
+    import ray
+
+    from gpud_ray.actors import make_agent, make_head
+    from gpud_ray.client import status as ask
+
+    node: str = ray.get_runtime_context().get_node_id()
+    make_head(settings, node)
+    agent = make_agent(node, config, settings)
+    end_s = time.monotonic() + _READY_S
+    while time.monotonic() < end_s:
+        rows = {row["node"]: row for row in ask()["nodes"]}
+        if rows.get(node, {}).get("state") == "ready":
+            return node
+        time.sleep(_POLL_S)
+    problem = ray.get(agent.status.remote())["problem"]
+    raise NoCluster(f"this node's gpud was not ready within {_READY_S:g} s: {problem}")
+
+
+def _end_agent() -> None:
+    import ray
+
+    from gpud_ray.actors import find_agent
+
+    agent = find_agent(ray.get_runtime_context().get_node_id())
+    with suppress(ray.exceptions.RayError):
+        ray.get(agent.close.remote(), timeout=30)
+    ray.kill(agent, no_restart=True)
+    ray.shutdown()
