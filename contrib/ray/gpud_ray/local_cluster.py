@@ -61,6 +61,18 @@ class LocalCluster:
         make_agent(node, DaemonConfig(socket, private, self._options), self.settings)
         return node
 
+    def begin_home(self, socket: str) -> str:
+        """Give this program's own node the gpud at a socket, once its first agent has ended."""
+        end = time.monotonic() + _START_S
+        while time.monotonic() < end:
+            try:
+                find_agent(self.home)
+            except NoCluster:
+                make_agent(self.home, DaemonConfig(socket), self.settings)
+                return self.home
+            time.sleep(_POLL_S)
+        raise NoCluster(f"the agent of node {self.home} has not ended within {_START_S:g} s")
+
     def wait_ready(self, nodes: int | None = None) -> None:
         """Wait until so many nodes (None: all that were added) report GPUs.
 

@@ -16,7 +16,8 @@ GIB = 1 << 30
 
 
 def head(*assignments: str, now_s: float = -1_000) -> HeadState:
-    return HeadState(Settings().changed(["in_flight_per_gpu=0", *assignments]), now_s)
+    plain = ["in_flight_per_gpu=0", "combine=sum", "memory=bandwidth"]
+    return HeadState(Settings().changed([*plain, *assignments]), now_s)
 
 
 def place(state: HeadState, count: int, now_s: float = 0, **fields: Any) -> Counter[str]:

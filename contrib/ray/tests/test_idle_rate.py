@@ -37,7 +37,7 @@ READING = st.sampled_from(READINGS)
 def test_an_idle_common_gpu_has_a_rate_of_1_for_each_weight(gpu: GPUReading) -> None:
     assert gpu_idle_rate(gpu, Reading(combine="sum")) == pytest.approx(2)
     assert gpu_idle_rate(gpu, Reading(combine="product")) == pytest.approx(1)
-    assert gpu_idle_rate(gpu, Reading(compute_weight=0.5)) == pytest.approx(1.5)
+    assert gpu_idle_rate(gpu, Reading(combine="sum", compute_weight=0.5)) == pytest.approx(1.5)
 
 
 def test_each_reading_takes_its_own_inputs(gpu: GPUReading) -> None:
@@ -65,8 +65,9 @@ def test_each_reading_takes_its_own_inputs(gpu: GPUReading) -> None:
 def test_a_full_gpu_has_a_rate_of_0_but_for_a_newcomer(gpu: GPUReading) -> None:
     full = replace(gpu, idle_cores=0, idle_bandwidth=0, jobs=3)
     assert gpu_idle_rate(full, Reading(cores="idle")) == 0
+    assert gpu_idle_rate(full, Reading(memory="bandwidth", combine="sum", cores="idle")) == 0
     # gpud would give a fourth job a quarter.
-    assert gpu_idle_rate(full, Reading(cores="newcomer")) == pytest.approx(0.5)
+    assert gpu_idle_rate(full, Reading(cores="newcomer")) == pytest.approx(0.25)
 
 
 @given(GPUS, READING, st.integers(0, 50))

@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Command-line arguments without the program's name; None: those of this process.
     """
-    from gpud_client.cli.exit_status import run
+    from gpud_client.cli.exit_status import NO_DAEMON, run
     from gpud_ray.cli.app import app
 
-    return run(app, arguments, "gpud-ray")
+    return run(app, arguments, "gpud-ray", lost=NO_DAEMON)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpud_ray import __version__
+from gpud_ray.cli import nodes, submit
 from gpud_ray.cli.compare import compare
 from gpud_ray.cli.run_set import make_set, run_set
 
@@ -42,6 +43,10 @@ def _gpud_ray(
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run-set": run_set,
     "make-set": make_set,
+    "up": nodes.up,
+    "down": nodes.down,
+    "status": nodes.status,
+    "submit": submit.submit,
     "compare": compare,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import suppress
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from gpud_ray.errors import NoCluster
 
 __all__ = ["AddressOption", "connect", "down", "status", "up"]
 
+_ANSWER_S = 5.0
 _READY_S = 60.0
 _POLL_S = 0.1
 
@@ -53,7 +55,7 @@ def up(
             show_default=False,
         ),
     ] = None,
-    socket: Annotated[
+    gpud: Annotated[
         str | None,
         typer.Option("--socket", metavar="PATH", help="The gpud of this node, if it runs already.",
                      show_default=False),
@@ -85,10 +87,10 @@ def up(
         settings = Settings().changed(setting or [])
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
-    if socket is not None and device:
+    if gpud is not None and device:
         raise typer.BadParameter("--socket names a gpud that runs, --device starts one: not both")
     with progress("starting this node", 3, quiet=as_json) as step:
-        sms, memory = _announced(socket, tuple(device or ()))
+        sms, memory = _announced(gpud, tuple(device or ()))
         step(1)
         from gpud_ray.node import raylet
 
@@ -97,7 +99,7 @@ def up(
         step(2)
         try:
             connect(started["address"])
-            node = _begin(DaemonConfig(socket, tuple(device or ())), settings)
+            node = _begin(DaemonConfig(gpud, tuple(device or ())), settings)
         except BaseException:
             raylet.end(started)
             raise
@@ -159,12 +161,20 @@ def connect(address: str | None) -> None:
     running = raylet.noted()
     where = address or (running["address"] if running else "auto")
     try:
+        if where != "auto":
+            _reach(where)
         ray.init(address=where, namespace="gpud", log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise NoCluster(
             f"no Ray cluster answers at {where}: {str(error).partition(chr(10))[0]}; "
             "gpud-ray up makes this machine a node"
         ) from None
+
+
+def _reach(address: str) -> None:
+    """Raise an OSError or ValueError if nothing listens there; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), _ANSWER_S).close()
 
 
 # -- steps of up and down

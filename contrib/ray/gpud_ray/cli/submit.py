@@ -59,8 +59,8 @@ def submit(
     call = gpud_ray.KernelCall(
         source=source,
         kernel=kernel,
-        grid=parse_dim(grid, "--grid"),
-        block=parse_dim(block, "--block"),
+        grid=parse_dim(grid, "grid"),
+        block=parse_dim(block, "block"),
         args=tuple(
             gpud_ray.InOut(one.make(rng)) if isinstance(one, ArraySpec) else one
             for one in arguments
@@ -71,7 +71,7 @@ def submit(
     with progress("items", count, quiet=as_json) as step:
         waiting = [told for _, told in pairs]
         while waiting:
-            ended, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_S)
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_S)
             step(count - len(waiting))
     reports, failures = [], []
     for _, told in pairs:

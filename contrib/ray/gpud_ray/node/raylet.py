@@ -1,7 +1,7 @@
 """Makes this machine a node: starts its raylet with what its gpud has, and ends it again.
 
-The raylet runs as a child of ``ray start --block``, whose process is noted in a file, so that ``down``
-ends the processes that ``up`` has started and no others, as ``ray stop`` would.
+The raylet runs as a child of ``ray start --block``, whose process is noted in a file, so that
+``down`` ends the processes that ``up`` has started and no others, as ``ray stop`` would.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def noted() -> Raylet | None:
     return raylet if _begun(int(raylet["pid"])) == begun else None
 
 
-def start(address: str | None, port: int, resources: dict[str, float], options: list[str]) -> Raylet:
+def start(
+    address: str | None, port: int, resources: dict[str, float], options: list[str]
+) -> Raylet:
     """Start a raylet, and with it a Ray cluster if there is no address to join.
 
     Args:

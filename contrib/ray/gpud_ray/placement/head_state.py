@@ -274,7 +274,7 @@ class HeadState:
         if not node.beat.gpus or (self.settings.in_flight_per_gpu and node.in_flight >= most):
             return False
         # In the worst case all unseen items are on the GPU that this one would need.
-        unseen = sum(node.unseen.values())
+        unseen = sum(node.unseen.values()) if self.settings.count_unseen else 0
         return any(gpu.memory_free_bytes - unseen >= memory_bytes for gpu in node.beat.gpus)
 
     # -- steps
