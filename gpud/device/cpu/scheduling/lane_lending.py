@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import ctypes
 
-from gpud.device.cpu.sm.idle import FUTEX_WAKE, futex
-from gpud.device.cpu.sm.lane_sleep import FUTEX_WAITV, PRIVATE_32, SHARED_32
+from gpud.device.cpu.sm.futex import (
+    FUTEX_WAITV,
+    FUTEX_WAKE,
+    NAP_NS,
+    PRIVATE,
+    PRIVATE_32,
+    SHARED_32,
+    futex,
+    sleeps_on_several,
+)
 
 __all__ = ["RecordWait", "wake_shared"]
 
 _EVERYBODY = (1 << 31) - 1
-_PRIVATE = 128
+_FUTEX_WAIT = 0
 _syscall = ctypes.CDLL(None).syscall
 
 
@@ -38,6 +46,13 @@ class RecordWait:
 
     def sleep(self, address: int, value: int) -> None:
         """Sleep while the word at ``address`` has this value; may return earlier."""
+        if not sleeps_on_several():
+            nap = (ctypes.c_long * 2)(0, NAP_NS)
+            _syscall(
+                ctypes.c_long(futex()), ctypes.c_void_p(address), ctypes.c_long(_FUTEX_WAIT),
+                ctypes.c_long(value), ctypes.byref(nap), None, ctypes.c_long(0),
+            )  # fmt: skip
+            return
         words = (_Waiter * 2)(
             _Waiter(value, address, SHARED_32, 0),
             _Waiter(0, ctypes.addressof(self._bell), PRIVATE_32, 0),
@@ -50,7 +65,7 @@ class RecordWait:
     def interrupt(self) -> None:
         """End `sleep`, now and from now on."""
         self._bell.value = 1
-        _wake(ctypes.addressof(self._bell), FUTEX_WAKE | _PRIVATE)
+        _wake(ctypes.addressof(self._bell), FUTEX_WAKE | PRIVATE)
 
 
 def wake_shared(address: int) -> None:

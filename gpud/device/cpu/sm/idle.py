@@ -14,18 +14,14 @@ Properties:
 
 from __future__ import annotations
 
-import platform
-
 from gpud.device.cpu.abi.record_access import Record, compare, load, offset, store
 from gpud.device.cpu.abi.records import SM
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.sm.futex import FUTEX_WAKE, NAP_NS, PRIVATE, futex
 
-__all__ = ["FUTEX_WAKE", "back_off", "define_wake", "futex", "wait_for_doorbell"]
+__all__ = ["back_off", "define_wake", "nap", "wait_for_doorbell"]
 
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
-_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
-FUTEX_WAKE = 1
-"""Of a word that other processes share."""
+_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = PRIVATE, FUTEX_WAKE | PRIVATE
 
 _YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
 """With only polling blocks an SM yields for `_YIELD_NS`; then each nap is the waiting time divided
@@ -53,13 +49,17 @@ def back_off(e: Emitter, sm: Record, idle: str) -> None:
     e.place(long)
     part = e.value(f"udiv i64 {waited}, {_NAP_PART}")
     little = compare(e, "ult", "i64", part, _NAP_NS)
-    nap = e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}")
-    time = e.alloca("[2 x i64]", "nap")
-    store(e, "i64", 0, time)
-    store(e, "i64", nap, offset(e, time, 8))
-    wait_for_doorbell(e, sm, time)
+    nap(e, sm, e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}"))
     e.jump(over)
     e.place(over)
+
+
+def nap(e: Emitter, sm: Record, ns: object = NAP_NS) -> None:
+    """Wait until the doorbell is set, or for a time."""
+    time = e.alloca("[2 x i64]", "nap")
+    store(e, "i64", 0, time)
+    store(e, "i64", ns, offset(e, time, 8))
+    wait_for_doorbell(e, sm, time)
 
 
 def wait_for_doorbell(e: Emitter, sm: Record, timeout: str = "null") -> None:
@@ -85,11 +85,3 @@ def define_wake(ir: IRModule) -> None:
         )
     e.end("ret void")
     e.finish()
-
-
-def futex() -> int:
-    """Return the number of the system call."""
-    number = _FUTEX.get(platform.machine())
-    if number is None:
-        raise RuntimeError(f"the CPU device does not know Linux on {platform.machine()}")
-    return number

@@ -48,7 +48,7 @@ from gpud.device.cpu.abi.records import (
     RingError,
 )
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.idle import FUTEX_WAKE, futex
+from gpud.device.cpu.sm.futex import FUTEX_WAKE, futex
 from gpud.device.cpu.sm.lane_records import copy, define_accept, lane_of, slot_address, wide
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, is_active, leave_if_released
 from gpud.wire import lane_ring as ring

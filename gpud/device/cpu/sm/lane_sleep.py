@@ -5,19 +5,25 @@ from __future__ import annotations
 from gpud.device.cpu.abi.record_access import Record, compare, load, offset, run_of, store
 from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, NONE, SM_SLOTS
 from gpud.device.cpu.ir.emitter import Emitter
+from gpud.device.cpu.sm.futex import FUTEX_WAITV, PRIVATE_32, SHARED_32, sleeps_on_several
+from gpud.device.cpu.sm.idle import nap
 from gpud.device.cpu.sm.lane_records import lane_of, wide
 from gpud.wire import lane_ring as ring
 
-__all__ = ["FUTEX_WAITV", "PRIVATE_32", "SHARED_32", "wait_for_records"]
+__all__ = ["wait_for_records"]
 
-FUTEX_WAITV = 449  # the same on every machine
-PRIVATE_32, SHARED_32 = 2 | 128, 2  # flags of futex_waitv
 _WAITER_BYTES = 24
 _MOST_LANES = 64  # that an SM's thread waits for: one for each slot
 
 
 def wait_for_records(e: Emitter, sm: Record) -> None:
-    """Sleep until the doorbell is set, or a lane of the SM without a launch gets a record."""
+    """Sleep until the doorbell is set, or a lane of the SM without a launch gets a record.
+
+    Where the kernel cannot have a thread sleep on several words, it naps on its doorbell.
+    """
+    if not sleeps_on_several():
+        nap(e, sm)
+        return
     waiters = e.alloca(f"[{_WAITER_BYTES * (_MOST_LANES + 1)} x i8]", "waiters")
     words = e.alloca(f"[{_MOST_LANES} x ptr]", "words")
     count, last = e.alloca("i32", "count"), e.alloca("ptr", "last")
