@@ -68,6 +68,16 @@ class _Allocation:
         if core.resumable is not None:
             core.resumable.allocations.add(self)
 
+    @property
+    def array(self) -> int:
+        """Address of the memory that the daemon knows: its own."""
+        return self.address
+
+    @property
+    def offset(self) -> int:
+        """Where in that memory this is."""
+        return 0
+
     def __del__(self) -> None:
         checking = self.core.checking
         if checking is None or not checking.dropped(self.device, self.address):
@@ -314,8 +324,8 @@ class ArrayBase(Displayed):
                 "daemon: write new ones with set()"
             )
         if fetch and self._copied and core.lost is None:
-            index, address, size = allocation.device, allocation.address, allocation.size
-            yield Request(lambda number: Download(number, index, address, 0, size))
+            part = allocation.device, allocation.array, allocation.offset, allocation.size
+            yield Request(lambda number: Download(number, *part))
         if core.lost is not None:
             raise ConnectionLost(f"{core.lost}; the array's values are gone")
         arena = core.arenas[self._device.index]
@@ -331,7 +341,8 @@ class ArrayBase(Displayed):
         if allocation is not None:
             allocation.lost = False
         if self._copied and allocation is not None:
-            yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
+            part = allocation.device, allocation.array, allocation.offset, allocation.size
+            yield Notification(Upload(*part))
 
     def _note_written(self) -> None:
         """Tell the checking mode that the client has written the array, or can."""

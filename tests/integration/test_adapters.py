@@ -233,8 +233,8 @@ def test_what_cannot_be_mapped_is_refused(served: Served, cpu: CPUDevice) -> Non
     with pytest.raises(gc.OutOfMemory, match="largest device"):
         Program(served, cpu, persistent="60MiB", temporary="60MiB")
     with served.connect() as gpu:
-        with pytest.raises(gc.GpudError, match="memory of its own"):
-            gpu.workload("1MiB", "1MiB")
+        with pytest.raises(gc.GpudError, match="says on which device"):
+            open_mapped(gpu, None, (MIB, MIB, 0), 1, GRANULE)
         model = CPUDriver(cpu, MEMORY_BYTES)
         with pytest.raises(gc.GpudError, match="there is no cuda:3 in this process, which sees 1"):
             ProcessGpu(3, driver=Driver(model))

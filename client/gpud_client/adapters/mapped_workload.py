@@ -141,7 +141,7 @@ class MappedWorkload(BlockingWorkload[Any, MappedTurn]):
 
 def open_mapped(
     session: Any,
-    device: Device,
+    device: Device | None,
     sizes: tuple[int | None, int | None, int],
     weight: int,
     granule: int,
@@ -150,7 +150,7 @@ def open_mapped(
 
     Args:
         session: the connection to the daemon, a blocking one.
-        device: the GPU, as the daemon knows it.
+        device: the GPU, as the daemon knows it; None is refused.
         sizes: bytes of persistent and of temporary memory, None for both to learn them, and of the
             room to grow.
         weight: the length of its turns beside those of others.

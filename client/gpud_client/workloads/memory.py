@@ -151,6 +151,16 @@ class MemoryPart:
         self.size = size
         self.lost = False
 
+    @property
+    def array(self) -> int:
+        """Address of the memory that the daemon knows, of which this is a part."""
+        return self.of.base
+
+    @property
+    def offset(self) -> int:
+        """Where in that memory this is, in bytes."""
+        return self.address - self.of.base
+
     def __del__(self) -> None:
         self.of.give_back(self.address, self.size)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpud.errors import GpudError, InvalidArgument
-from gpud.server.hosts.device_memory import DeviceArrays
+from gpud.server.hosts.device_memory import MOST_PARTS, MOST_REGION_PARTS, DeviceArrays
 from gpud.server.hosts.devices import Devices
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.quota import ARRAY_BYTES
@@ -75,7 +75,9 @@ class MemoryRequests:
         """Handle `Upload`: jobs submitted from now on see what the client has written."""
         memory = self._device_arrays(message.device)
         part = message.array, message.offset, message.size
-        memory.write(session.number, *part, session.last_number)
+        region = (session.number, message.device, message.array) in self._arenas.regions.counted
+        most = MOST_REGION_PARTS if region else MOST_PARTS
+        memory.write(session.number, *part, session.last_number, most)
 
     def download(self, session: Session, message: wm.Download) -> None:
         """Handle `Download`: answer when the file holds the device's values."""

@@ -10,7 +10,8 @@ which jobs must wait for copies under way. Requests go through the registry
 Properties:
     writes_visible: a job that is submitted after an array was written sees what was written, and
         does not wait for later writes;
-    bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait;
+    bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait, and
+        `MOST_REGION_PARTS` of a workload's memory, in which many arrays lie;
     loss_reported: using values that are lost, or could not be copied, is an error.
 """
 
@@ -29,10 +30,13 @@ from gpud.server.hosts.requests import HostRequests
 from gpud.server.ipc.child_process import OnReply
 from gpud.units import SessionId
 
-__all__ = ["MOST_PARTS", "MOST_READS", "DeviceArrays"]
+__all__ = ["MOST_PARTS", "MOST_READS", "MOST_REGION_PARTS", "DeviceArrays"]
 
 MOST_PARTS = 64
 """The most different parts of one array that wait to be copied to the device."""
+
+MOST_REGION_PARTS = 1 << 14
+"""The same of a workload's memory."""
 
 MOST_READS = 4096
 """The most copies from the device that a session may have pending."""
@@ -122,11 +126,18 @@ class DeviceArrays:
     # -- from the file to the device
 
     def write(
-        self, session: SessionId, address: int, offset: int, size: int, last_job: int
+        self,
+        session: SessionId,
+        address: int,
+        offset: int,
+        size: int,
+        last_job: int,
+        most: int = MOST_PARTS,
     ) -> None:
         """Copy a part of an array, which the session has written, from the file to the device.
 
-        Jobs after ``last_job``, the number of the session's newest job, see the new values.
+        Jobs after ``last_job``, the number of the session's newest job, see the new values. No more
+        than ``most`` different parts of the array wait.
 
         Raises:
             UnknownName, InvalidArgument: there is no such array or part.
@@ -137,12 +148,12 @@ class DeviceArrays:
         key = (session, address)
         parts = self._parts.get(key)
         if parts is not None and part not in parts.waiting:
-            if len(parts.waiting) >= MOST_PARTS:
+            if len(parts.waiting) >= most:
                 raise LimitExceeded(
-                    f"{MOST_PARTS} parts of the array at {address:#x} wait to be copied to the "
+                    f"{most} parts of the array at {address:#x} wait to be copied to the "
                     "device; write larger parts, or wait for a job",
                     limit="parts",
-                    value=MOST_PARTS,
+                    value=most,
                 )
         self.copies.written(session, address, offset, size)
         if parts is None:

@@ -64,6 +64,9 @@ class DeviceCopies(Protocol):
 
     copies: CoherenceTracker
 
+    def commit(self, session: SessionId, address: int, on_reply: OnReply) -> None:
+        """Commit memory for a new array."""
+
     def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
         """Release the memory of an array that no job can use any more."""
 
@@ -265,6 +268,34 @@ class Arenas:
     def when_zeroed(self, session: SessionId, action: Callable[[], None]) -> None:
         """Call ``action`` once all ranges that the session has freed read as zero."""
         self._freer.when_zeroed(session, action)
+
+    def is_copied(self, device: int) -> bool:
+        """Whether a device has memory of its own."""
+        return device in self._device_arrays
+
+    def commit(
+        self,
+        session: SessionId,
+        device: int,
+        part: tuple[int, int],
+        done: Callable[[GpudError | None], None],
+    ) -> None:
+        """Have a device with memory of its own back a part of an arena, which reads as zero.
+
+        Args:
+            session: whose arena it is.
+            device: on which.
+            part: its address and bytes; `free_pages` of the same gives it back.
+            done: gets why it cannot; nothing is backed then.
+        """
+        arrays = self._device_arrays[device]
+        address, size = part
+        arrays.copies.allocated(session, address, size)
+
+        def committed(_: Any, error: GpudError | None) -> None:
+            done(error)
+
+        arrays.commit(session, address, committed)
 
     def free_pages(self, piece: FreeRange) -> None:
         """Free the memory of a range that no job can use any more."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gpud.core.workloads import messages as wk
-from gpud.errors import GpudError, OutOfMemory
+from gpud.errors import GpudError, OutOfMemory, UnknownName
 from gpud.server.state.access import user_name
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.mapped_memory import MappedMemory
@@ -118,19 +118,37 @@ class WorkloadCommands:
             file = self._arenas.file(arena)
             owner.send_with(wm.Arena(command.device, arena.base, arena.size), file)
             self.open_arena(command.device, owner.number)
-        owner.send(
-            wm.WorkloadOpened(
-                request,
-                workload.number,
-                command.device,
-                address,
-                region.size,
-                0 if lent is None else lent,
-                command.temporary,
-                command.reason,
-            )
+        opened = wm.WorkloadOpened(
+            request,
+            workload.number,
+            command.device,
+            address,
+            region.size,
+            0 if lent is None else lent,
+            command.temporary,
+            command.reason,
         )
-        self.record("workload-opened", workload, time.monotonic_ns(), ("reason", command.reason))
+        if workload.mapped or not self._arenas.is_copied(command.device):
+            self._opened(workload, opened, None)
+        else:
+            place = owner.number, command.device, (address, sizes[0])
+            self._arenas.commit(*place, partial(self._opened, workload, opened))
+
+    def _opened(
+        self, workload: Workload, opened: wm.WorkloadOpened, error: GpudError | None
+    ) -> None:
+        """Answer that a workload has its memory, or has none because of an error."""
+        if workload.number not in self._all:
+            if not workload.owner.gone:
+                ended = workload.ending or "the workload has ended"
+                workload.owner.fail(opened.request, UnknownName(ended))
+            return
+        if error is not None:
+            workload.owner.fail(opened.request, error)
+            self._close(workload)
+            return
+        workload.owner.send(opened)
+        self.record("workload-opened", workload, time.monotonic_ns(), ("reason", opened.reason))
 
     def _refuse(self, command: wk.Refuse) -> None:
         workload = self._all.pop(command.workload)
@@ -140,13 +158,18 @@ class WorkloadCommands:
 
     def _grant(self, command: wk.Grant) -> None:
         workload = self._all[command.workload]
+        given = partial(self._lent, workload, command)
         if workload.mapped:
-            self._mapped.begin_turn(workload, partial(self._lent, workload, command))
+            self._mapped.begin_turn(workload, given)
+        elif command.begins_turn and workload.lent is not None:
+            assert workload.device is not None
+            owner = workload.owner.number
+            self._memory.begin_turn(owner, workload.device, workload.lent, given)
         else:
-            self._granted(workload, command)
+            given(None)
 
     def _lent(self, workload: Workload, command: wk.Grant, error: GpudError | None) -> None:
-        """Answer a program that maps its memory, as that is there, or has failed with ``error``."""
+        """Answer that an iteration begins, as its memory is there, or has failed with ``error``."""
         if workload.number not in self._all:
             return  # its request was answered when it ended
         if error is None:
@@ -165,8 +188,6 @@ class WorkloadCommands:
         workload.waited_ns += time.monotonic_ns() - workload.asked_ns
         if command.begins_turn:
             workload.turns += 1
-            if workload.lent is not None and not workload.mapped:
-                self._memory.begin_turn(workload.owner.number, workload.device, workload.lent)
         workload.standing = command.standing
         answer = {"new": command.begins_turn, "standing": command.standing}
         workload.owner.send(wm.Answer(request, answer))

@@ -81,9 +81,19 @@ class WorkloadMemory:
         regions.counted[session, device, address] = 0 if position is None else persistent
         return address, lent, self._arenas.unannounced(arena)
 
-    def begin_turn(self, session: SessionId, device: int, lent: Lent) -> None:
-        """Let the session's file hold temporary memory."""
+    def begin_turn(
+        self,
+        session: SessionId,
+        device: int,
+        lent: Lent,
+        then: Callable[[GpudError | None], None],
+    ) -> None:
+        """Let the session have temporary memory, then call ``then`` with the error, or None."""
         del self._arenas.regions.idle[session, device, lent[0]]
+        if self._arenas.is_copied(device):
+            self._arenas.commit(session, device, lent, then)
+        else:
+            then(None)
 
     def clear_temporary(
         self, session: SessionId, device: int, lent: Lent, then: Callable[[], None]
@@ -203,8 +213,10 @@ class WorkloadMemory:
         self._free(session, device, address, movable=movable)
         if lent is not None:
             del regions.counted[session, device, lent[0]]
-            regions.idle.pop((session, device, lent[0]), None)
-            self._arenas.free_pages(ledger.end_loan(session, device, lent[0]))
+            idle = regions.idle.pop((session, device, lent[0]), None)
+            piece = ledger.end_loan(session, device, lent[0])
+            if idle is None or not self._arenas.is_copied(device):  # else nothing is there
+                self._arenas.free_pages(piece)
 
     def set_zone(self, device: int, size: int) -> None:
         """Count what all workloads of a device share; see `Ledger.set_zone`."""

@@ -125,7 +125,7 @@ class Workloads:
         if message.mapped:
             self._mapped.check(device)
         else:
-            self._refuse_copied(device)
+            self._check_copied(message)
         if message.mapped and message.movable:
             raise InvalidArgument("what a program maps itself cannot be moved: leave out movable")
         if message.movable and message.persistent is None:
@@ -141,13 +141,17 @@ class Workloads:
             wk.Opened(now_ns, number, workload.need, message.weight, device, message.movable)
         )
 
-    def _refuse_copied(self, device: int | None) -> None:
-        devices = self._copied if device is None else {device} & self._copied.keys()
-        for index in devices:
-            raise InvalidArgument(
-                f"device {index} ({self._copied[index]}) has memory of its own, and its workloads "
-                "cannot take turns yet: use arrays of the session there, or a CPU device"
-            )
+    def _check_copied(self, message: wm.OpenWorkload) -> None:
+        """Refuse what a device with memory of its own cannot have."""
+        device = message.device
+        for index in self._copied if device is None else {device} & self._copied.keys():
+            if message.persistent is None or message.movable:
+                what = "move what it keeps" if message.movable else "learn its sizes"
+                raise InvalidArgument(
+                    f"device {index} ({self._copied[index]}) has memory of its own, where a "
+                    f"workload cannot {what}: give persistent and temporary, without movable, or "
+                    "name a CPU device"
+                )
 
     def begin(self, session: Session, message: wm.BeginIteration) -> None:
         """Wait for a workload's turn; answered when an iteration begins.
