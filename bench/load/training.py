@@ -10,6 +10,7 @@ beside it are activations and gradients.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,27 +98,31 @@ extern "C" __global__ void filter_gradient(float* g, const float* d, const float
 
 
 class Model:
-    """A model with its data: ``samples`` of ``features`` numbers, two classes.
+    """A model with its data: ``samples`` of ``features`` numbers in each batch, two classes.
 
     Args:
-        samples: how many; activations grow with them.
+        samples: of a batch; activations grow with them.
         seed: of the data and the first parameters.
+        batches: how many there are; each iteration uses the next one.
 
     Attributes:
         name: for tables.
         features: of a sample.
+        batches: models that have the data of one batch each; the first is this one.
     """
 
     name = ""
     features = 64
 
-    def __init__(self, samples: int, seed: int) -> None:
+    def __init__(self, samples: int, seed: int, batches: int = 1) -> None:
         chance = np.random.default_rng(seed)
         self.samples = samples
         self.x = chance.standard_normal((samples, self.features), np.float32)
         self.y = (self.x[:, :16].sum(1) + self.x[:, 40] ** 2 > 1).astype(np.float32)
         self.x += 0.2 * (self.y[:, None] - np.float32(0.5))  # brighter images for one class
         self._seed = seed
+        others = [type(self)(samples, seed + 1000 * number) for number in range(1, batches)]
+        self.batches: list[Model] = [self, *others]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -146,8 +151,8 @@ class Model:
     def persistent_bytes(self) -> int:
         """What lives across iterations: data, parameters, momentum."""
         parameters = [*self.fixed.values(), *self.shapes.values(), *self.shapes.values()]
-        shapes = [self.x.shape, self.y.shape, *parameters]
-        return _bytes(shapes)
+        data = [array.shape for batch in self.batches for array in (batch.x, batch.y)]
+        return _bytes([*data, *parameters])
 
     @property
     def temporary_bytes(self) -> int:
@@ -156,49 +161,81 @@ class Model:
         return _bytes([n, n, n, (1,), *self.shapes.values(), *self.scratch.values()])
 
     def losses(
-        self, gpu: Any, work: Any, iterations: int, *, swapped: bool = False, **shares: Any
+        self,
+        gpu: Any,
+        work: Any,
+        iterations: int,
+        *,
+        swapped_s: float | None = None,
+        **shares: Any,
     ) -> list[float]:
         """Train in the iterations of a workload; returns the mean loss before each step.
+
+        A first iteration writes what persists, if that is to stay.
 
         Args:
             gpu: the session.
             work: its workload.
             iterations: how many.
-            swapped: whether all that persists is copied out after each iteration, and in again.
+            swapped_s: None: all that persists stays. Or as if nothing could: each iteration of the
+                workload has steps for so long, and makes all of it in temporary memory from copies
+                that the program keeps, and copies it out afterwards.
             **shares: of the jobs, as for `Session.sequence`.
         """
         call = _caller(gpu.module(SOURCE, device=work.device))
-        x, y = work.array(self.x), work.array(self.y)
-        first = self.first()
-        weights = {name: work.array(values) for name, values in first.items()}
-        momenta = {name: work.zeros(shape, np.float32) for name, shape in self.shapes.items()}
-        persistent = [x, y, *weights.values(), *momenta.values()]
-        kept: list[Values] = []
-        found = []
-        for _ in range(iterations):
+        values = [array for batch in self.batches for array in (batch.x, batch.y)]
+        values += self.first().values()
+        values += [np.zeros(shape, np.float32) for shape in self.shapes.values()]
+        if swapped_s is None:
+            with work.iteration():
+                arrays = [work.array(one) for one in values]
+        found: list[float] = []
+        while len(found) < iterations:
             with work.iteration() as turn:
-                for array, values in zip(persistent, kept, strict=False):
-                    array.set(values)
-                n = self.samples
-                made = {name: turn.empty(shape, np.float32) for name, shape in self.scratch.items()}
-                grads = {name: turn.empty(shape, np.float32) for name, shape in self.shapes.items()}
-                z, d, each = (turn.empty(n, np.float32) for _ in range(3))
-                loss = turn.empty(1, np.float32)
-                launches = [
-                    *self.forward(call, x, weights, made, z),
-                    call("logistic", n, each, d, z, y, n),
-                    call("total", 1, loss, each, n, block=1),
-                    *self.backward(call, x, weights, made, d, grads),
-                ]
-                for name, gradient in grads.items():
-                    size = gradient.size
-                    arrays = weights[name], momenta[name], gradient
-                    launches.append(call("descend", size, *arrays, RATE, MOMENTUM, size))
-                gpu.sequence(launches, **shares)
-                found.append(float(loss.get()[0]))
-                if swapped:
-                    kept = [array.get() for array in persistent]
+                until = time.monotonic() + (swapped_s or 0)
+                if swapped_s is not None:
+                    arrays = [turn.array(one) for one in values]
+                data, weights, momenta = self._named(arrays)
+                while True:
+                    batch = data[len(found) % len(data)]
+                    launches, loss = self._step(call, turn, batch, weights, momenta)
+                    gpu.sequence(launches, **shares)
+                    found.append(float(loss.get()[0]))
+                    del launches, loss  # whose memory the next step uses
+                    if len(found) == iterations or time.monotonic() >= until:
+                        break
+                if swapped_s is not None:
+                    values = [array.get() for array in arrays]
         return found
+
+    def _named(self, arrays: list[Any]) -> tuple[list[tuple[Any, Any]], Any, Any]:
+        """Return what persists: data by batch, and weights and momenta by name."""
+        rest = iter(arrays)
+        data = [(next(rest), next(rest)) for _ in self.batches]
+        weights = {name: next(rest) for name in {**self.fixed, **self.shapes}}
+        momenta = {name: next(rest) for name in self.shapes}
+        return data, weights, momenta
+
+    def _step(
+        self, call: Any, turn: Any, data: tuple[Any, Any], weights: Any, momenta: Any
+    ) -> tuple[list[Any], Any]:
+        """Return the launches of one step, and the array that gets the loss."""
+        (x, y), n = data, self.samples
+        made = {name: turn.empty(shape, np.float32) for name, shape in self.scratch.items()}
+        grads = {name: turn.empty(shape, np.float32) for name, shape in self.shapes.items()}
+        z, d, each = (turn.empty(n, np.float32) for _ in range(3))
+        loss = turn.empty(1, np.float32)
+        launches = [
+            *self.forward(call, x, weights, made, z),
+            call("logistic", n, each, d, z, y, n),
+            call("total", 1, loss, each, n, block=1),
+            *self.backward(call, x, weights, made, d, grads),
+        ]
+        for name, gradient in grads.items():
+            size = gradient.size
+            arrays = weights[name], momenta[name], gradient
+            launches.append(call("descend", size, *arrays, RATE, MOMENTUM, size))
+        return launches, loss
 
     @abstractmethod
     def forward(
@@ -217,12 +254,13 @@ class Model:
         weights = {name: values.astype(float) for name, values in self.first().items()}
         momenta = {name: np.zeros(shape) for name, shape in self.shapes.items()}
         found = []
-        for _ in range(iterations):
-            z, grads_of = self.numpy_step(weights)
+        for number in range(iterations):
+            batch = self.batches[number % len(self.batches)]
+            z, grads_of = batch.numpy_step(weights)
             p = 1 / (1 + np.exp(-z))
-            each = np.where(self.y > 0, -np.log(p + 1e-12), -np.log(1 - p + 1e-12))
+            each = np.where(batch.y > 0, -np.log(p + 1e-12), -np.log(1 - p + 1e-12))
             found.append(float(each.mean()))
-            for name, gradient in grads_of((p - self.y) / self.samples).items():
+            for name, gradient in grads_of((p - batch.y) / self.samples).items():
                 momenta[name] = 0.5 * momenta[name] - 0.5 * gradient
                 weights[name] += momenta[name]
         return found
