@@ -321,7 +321,7 @@ class DrainRequested(NamedTuple):
     """The daemon is shutting down: accept no more jobs.
 
     `gpud.core.commands.Drained` follows when no job is left. Jobs that have not begun and wait for
-    a paused device are cancelled at once.
+    a paused device are cancelled at once, and lanes as soon as they are idle.
 
     Attributes:
         until_ns: absolute; jobs that have not ended by then are cancelled.

@@ -119,7 +119,7 @@ class Scheduler:
             ev.ResizeRequested: self._resize_requested,
             ev.CancelRequested: self._cancel_requested,
             ev.LaneCloseRequested: self._lane_close_requested,
-            ev.LaneIdle: self._lanes.idle,
+            ev.LaneIdle: self._lane_idle,
             ev.LaneWoke: self._lanes.woke,
             ev.BlocksLeft: self._blocks_left,
             ev.JobEnded: self._job_ended,
@@ -383,8 +383,19 @@ class Scheduler:
         self._timers.add(event.until_ns, Timer.DRAIN, 0)
         for job in reversed(list(self.jobs.values())):
             device = self.devices.get(job.device)
-            if job.id in self.jobs and not job.started and device is not None and device.pause:
+            if job.id not in self.jobs or device is None:
+                continue
+            if not job.started and (job.lane or device.pause):
                 self.job_table.end(job, _drained_before())
+            elif job.idle_epoch and job.live:
+                self.job_table.end(job, _drained_idle())
+
+    def _lane_idle(self, event: ev.LaneIdle) -> None:
+        lane = self.jobs.get(event.job)
+        if self.draining and lane is not None and lane.lane and lane.live:
+            self.job_table.end(lane, _drained_idle())
+        else:
+            self._lanes.idle(event)
 
     def _set_timer(self) -> None:
         """Commands the server's timer to be set if a timer is due before the one it is set to."""
@@ -393,6 +404,10 @@ class Scheduler:
             self._armed_ns = first_ns
             self._out.append(out.SetTimer(first_ns))
         self._timers.prune(2 * len(self.jobs) + len(self.devices), self._is_relevant)
+
+
+def _drained_idle() -> JobCancelled:
+    return JobCancelled("the daemon shut down, and nothing ran in the lane: open another")
 
 
 def _drained_before() -> Draining:

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,54 @@ def test_a_workload_ends_with_its_daemon_and_says_so(daemon: Daemon) -> None:
         work.close()
         with gpu.workload("1MiB", "1MiB") as again, again.iteration() as turn:
             assert turn.zeros(4).get().tolist() == [0.0] * 4
+
+
+def test_a_lane_ends_with_its_daemon_and_says_so(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gc.connect(daemon.path, reconnect=True) as gpu:
+        module = gpu.module(SOURCE)
+        add, spin = module.kernel("add"), module.kernel("spin")
+        x, y, stop = gpu.array([1, 2], "float32"), gpu.zeros(2, "float32"), gpu.zeros(1, "int32")
+        lane = gpu.lane(reservation=1)
+        add.submit(1, 2, (1.0, x, y, 2), stream=lane).result(TIMEOUT_S)
+        running = spin.submit(1, 1, (stop,), stream=lane)
+        behind = add.submit(1, 2, (1.0, x, y, 2), stream=lane)
+        name = f"lane {gpu.number}.{lane._number}"
+        restart = threading.Timer(0.2, lambda: (daemon.kill(), daemon.start()))
+        restart.start()
+        for job in (running, behind):
+            error = job.exception(TIMEOUT_S)
+            assert isinstance(error, gc.ConnectionLost)
+            assert "the lane has ended with its daemon" in str(error)
+        restart.join(TIMEOUT_S)
+        assert lane.closed
+        with pytest.raises(gc.ConnectionLost, match=r"open another with gpu.lane\("):
+            add.submit(1, 2, (1.0, x, y, 2), stream=lane)
+        lane.close()
+        assert y.get().tolist() == [1, 2]  # waits for the next daemon; values are kept
+        assert name in caplog.text
+        with gpu.lane(reservation=1) as again:
+            add.submit(1, 2, (1.0, x, y, 2), stream=again).result(TIMEOUT_S)
+        assert y.get().tolist() == [2, 4]
+
+
+def test_a_daemon_that_is_restarted_waits_for_no_idle_lane(daemon: Daemon) -> None:
+    with gc.connect(daemon.path, reconnect=True) as gpu:
+        add = gpu.kernel(SOURCE, "add")
+        x, y = gpu.array([1, 2], "float32"), gpu.zeros(2, "float32")
+        lane = gpu.lane(reservation=1)
+        add.submit(1, 2, (1.0, x, y, 2), stream=lane).result(TIMEOUT_S)
+        began = time.monotonic()
+        daemon.kill(signal.SIGTERM)
+        assert time.monotonic() - began < 20  # jobs would have 30 s
+        daemon.start()
+        with pytest.raises(gc.GpudError, match=r"open another with gpu.lane\("):
+            add.submit(1, 2, (1.0, x, y, 2), stream=lane)
+        lane.close()
+        with gpu.lane(reservation=1) as again:
+            add.submit(1, 2, (1.0, x, y, 2), stream=again).result(TIMEOUT_S)
+        assert y.get().tolist() == [2, 4]
 
 
 def test_everything_goes_on_after_a_kill(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,6 +95,7 @@ class ProtocolState:
         session: Its number; 0 before the daemon has answered.
         requests: pending ones, by number.
         lanes: those that have not ended, by number.
+        ended_lanes: the numbers of those that ended with a daemon, until the session goes on.
         jobs: those that have not ended, by number.
         arenas: by device index.
         garbage: messages to be sent before the next one; finalizers append to it.
@@ -116,6 +117,7 @@ class ProtocolState:
         self.requests: dict[int, Request] = {}
         self.jobs: dict[int, PendingJob] = {}
         self.lanes: dict[int, PendingLane] = {}
+        self.ended_lanes: list[int] = []
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
@@ -358,7 +360,14 @@ class ProtocolState:
         self._drop_descriptors()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body = None
-        self._lose_lanes(again)
+        self.ended_lanes += self.lanes
+        self._lose_lanes(
+            ConnectionLost(
+                f"{error}; the lane has ended with its daemon, and arrays that its launches were "
+                "writing hold unspecified values: open another with gpu.lane(...), the session "
+                "goes on with the next daemon"
+            )
+        )
         if self.new_arenas is not self.arenas:
             for arena in self.new_arenas.values():
                 arena.close()

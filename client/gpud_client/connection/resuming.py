@@ -206,6 +206,8 @@ def _report(
     lost: Sequence[PendingJob],
 ) -> None:
     gone = [f"job {job.id} ({job._what})" for job in lost]
+    gone += [f"lane {before}.{number}" for number in core.ended_lanes]
+    core.ended_lanes.clear()
     empty = sum(array.lost for array in arrays)
     gone += [f"the values of {empty} arrays on a GPU"] if empty else []
     gone += [f"the value of {name}" for module in modules for name in module.symbols]

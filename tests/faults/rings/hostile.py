@@ -232,8 +232,8 @@ class Hostile:
 
     # -- rings that break a rule: each returns a part of the error
 
-    def _right(self, lane: RawLane, site: int) -> int:
-        return lane.write(site, struct.pack("<QI", self._array, 7))
+    def _right(self, lane: RawLane, site: int, limit_ms: int = 0) -> int:
+        return lane.write(site, struct.pack("<QI", self._array, 7), limit_ms=limit_ms)
 
     def _field(self, lane: RawLane, site: int, at: int, value: int) -> None:
         begin = self._right(lane, site)
@@ -295,7 +295,7 @@ class Hostile:
         """Change records while they are read, until one is read that is wrong."""
         end = time.monotonic() + PATIENCE_S
         while lane.number not in self._ended:
-            begin = self._right(lane, sites[0])
+            begin = self._right(lane, sites[0], limit_ms=1)  # its grid may become a large one
             lane.publish()
             for _ in range(self.chance.randrange(1, 12)):
                 at = begin + 4 * self.chance.randrange(6)

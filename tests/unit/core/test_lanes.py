@@ -10,7 +10,7 @@ from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.explain import explain
 from gpud.core.wait_reasons import lending_note
-from gpud.errors import AdmissionError, DeviceLost, JobCancelled
+from gpud.errors import AdmissionError, DeviceLost, Draining, JobCancelled
 from gpud.units import JobId
 from tests.unit.core.driver import Driver, error, finished, names, slices
 
@@ -66,6 +66,21 @@ def test_a_lane_is_in_no_stream() -> None:
     assert [d.state(number) for number in (1, 2, 3)] == ["running"] * 3
     d.done(2)
     assert names(d.close_lane(1)) == ["EndJob"]
+
+
+def test_a_daemon_that_ends_waits_for_no_idle_lane() -> None:
+    d = Driver(4)
+    for number in (1, 2):
+        d.lane(number, "2")
+    d.lane(3, "1")
+    d.idle(1)
+    found = d.send_drain(10**12)
+    refused = [one for one in found if isinstance(one, out.FinishJob)]
+    assert [(one.job, type(one.error)) for one in refused] == [(3, Draining)]  # it had no share yet
+    assert [one.job for one in found if isinstance(one, out.EndJob)] == [1]
+    assert "nothing ran in the lane" in str(error(d.ended(1)))
+    assert names(d.idle(2)) == ["EndJob"]
+    assert names(d.ended(2))[-1] == "Drained"
 
 
 def test_a_job_can_follow_a_lane() -> None:
