@@ -21,7 +21,15 @@ __all__ = ["NativeCode", "add_symbols", "assemble", "link", "object_code", "targ
 _lock = threading.Lock()
 
 
-def _target_machine() -> Any:
+def _draft_passes() -> Any:
+    """Return passes that take little time: variables in registers, and fewer branches."""
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    return passes
+
+
+def _target_machine(level: int = 2) -> Any:
     """Return a new target machine: MCJIT takes ownership of it and destroys it with the engine."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -29,7 +37,7 @@ def _target_machine() -> Any:
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
-        opt=2,
+        opt=level,
         jit=True,
     )
 
@@ -72,8 +80,10 @@ def _end(engine: Any, context: Any) -> None:
     context.close()
 
 
-def object_code(ir: str) -> bytes:
+def object_code(ir: str, *, draft: bool = False) -> bytes:
     """Optimise LLVM assembly and compile it for this machine; returns an object file.
+
+    A ``draft`` is hardly optimised: it is there in a tenth of the time, and some times slower.
 
     Calls are serialised, as llvmlite's calls into LLVM are in any case. Each program has its own
     LLVM context: a shared one would keep the types, names and constants of every program.
@@ -82,7 +92,7 @@ def object_code(ir: str) -> bytes:
         RuntimeError: the IR is malformed, which is a bug in gpud.
     """
     with _lock:
-        machine = _target_machine()
+        machine = _target_machine(0 if draft else 2)
         context = llvm.create_context()
         try:
             module = llvm.parse_assembly(ir, context=context)
@@ -93,7 +103,7 @@ def object_code(ir: str) -> bytes:
             tuning.loop_vectorization = True
             tuning.slp_vectorization = False  # vectorising the loops over threads is enough
             builder = llvm.create_pass_builder(machine, tuning)
-            passes = builder.getModulePassManager()
+            passes = _draft_passes() if draft else builder.getModulePassManager()
             try:
                 passes.run(module, builder)
             finally:

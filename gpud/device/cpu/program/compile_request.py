@@ -29,6 +29,8 @@ class CompileRequest:
         block: threads in x, y and z.
         arena: the memory that bounds checks allow; None: nothing is checked.
         heap: the heap of ``malloc``; None: the program has none of its own.
+        draft: whether a draft is wanted, if the final code would take long
+            (`gpud.device.cpu.program.drafts`).
     """
 
     text: str
@@ -36,14 +38,22 @@ class CompileRequest:
     block: tuple[int, int, int]
     arena: LinkedMemory | None = None
     heap: LinkedMemory | None = None
+    draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """The generated kernel's description, and an object file with its code."""
+    """The generated kernel's description, and an object file with its code.
+
+    Attributes:
+        generated: the description.
+        code: the object file.
+        draft: whether the code is a draft.
+    """
 
     generated: GeneratedKernel
     code: bytes
+    draft: bool = False
 
 
 class KernelCompiler(Protocol):

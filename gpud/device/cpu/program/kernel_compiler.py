@@ -15,7 +15,10 @@ from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
 
-__all__ = ["compile_kernel"]
+__all__ = ["DRAFT_LINES", "compile_kernel"]
+
+DRAFT_LINES = 6000
+"""Lines of LLVM IR from which on a draft is made: final code takes a quarter of a second there."""
 
 
 def compile_kernel(wanted: CompileRequest, dumps: DumpFolder | None = None) -> CompileResult:
@@ -31,7 +34,8 @@ def compile_kernel(wanted: CompileRequest, dumps: DumpFolder | None = None) -> C
     generated = generate_kernel(program, wanted.entry, shape, layout, arena, wanted.heap)
     if dumps is not None:
         dumps.kernel(wanted.text, program.entries(), wanted.entry, wanted.block, generated.ir)
-    return CompileResult(generated, jit.object_code(generated.ir))
+    draft = wanted.draft and generated.ir.count("\n") >= DRAFT_LINES
+    return CompileResult(generated, jit.object_code(generated.ir, draft=draft), draft)
 
 
 @lru_cache(maxsize=4)
