@@ -6,7 +6,8 @@ that a program maps in its turn: the host sends it through a socket that is made
 
 Properties:
     cleared: between the turns of two programs the zone is zeroed, also if the first has died;
-    exact: the zone is as large as the largest need of those that are open.
+    exact: the zone is as large as the largest need of those that are open;
+    apart: programs of two users never have the same memory, as a program could keep it mapped.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class MappedMemory:
         self._arenas = arenas
         self._zones: Mapping[int, ZoneOwner] = {}
         self._counted: dict[int, tuple[Workload, int, int]] = {}  # device, bytes
-        self._dirty: dict[int, int] = {}  # by device: whose program has had its zone
+        self._dirty: dict[int, int] = {}  # by device: which workload has had its zone
+        self._users: dict[int, int] = {}  # by device: the user of the last one that had it
 
     def set_up(self, zones: Mapping[int, ZoneOwner]) -> None:
         """Prepare for the devices whose memory programs can map."""
@@ -92,6 +94,7 @@ class MappedMemory:
             self._arenas.release(workload.owner.number, device, size)
         if not any(on == device for _, on, _ in self._counted.values()):
             self._dirty.pop(device, None)
+            self._users.pop(device, None)
             self._zones[device].clear_zone(_ignore, free=True)
 
     def begin_turn(self, workload: Workload, then: Callable[[GpudError | None], None]) -> None:
@@ -101,9 +104,11 @@ class MappedMemory:
         if workload.lent is None:
             then(None)
             return
-        if self._dirty.get(workload.device, workload.number) != workload.number:
-            zone.clear_zone(_ignore, free=False)  # an error: there is none any more
+        other_user = self._users.get(workload.device, workload.owner.uid) != workload.owner.uid
+        if other_user or self._dirty.get(workload.device, workload.number) != workload.number:
+            zone.clear_zone(_ignore, free=other_user)  # an error: there is none any more
         self._dirty[workload.device] = workload.number
+        self._users[workload.device] = workload.owner.uid
         ours, theirs = socket.socketpair()
 
         def lent(_: Any, error: GpudError | None) -> None:
