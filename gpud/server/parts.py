@@ -27,6 +27,7 @@ from gpud.server.handlers.metrics import metrics_text
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
 from gpud.server.handlers.submission import Submission
+from gpud.server.handlers.workload_rows import WorkloadRows
 from gpud.server.handlers.workloads import WorkloadRequests
 from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.device import Device
@@ -133,8 +134,9 @@ def make_parts(
         loop, state.jobs, devices, scheduler, state.records.epoch_ns, state.history, others
     )
     device_rows = DeviceRows(
-        devices, state.jobs, state.arenas, monitors, scheduler.devices, rules.floor
-    )
+        devices, state.jobs, state.arenas, monitors, scheduler.devices, rules.floor,
+        WorkloadRows(state.workloads),
+    )  # fmt: skip
     doctor = Doctor(state, loop, devices, device_rows, compiler, runner)
 
     def put_in_force(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -253,6 +254,89 @@ def test_lanes_and_online_jobs_run_in_turns_and_between_them() -> None:
             assert launch.done()
             with two.iteration() as turn:
                 assert turn.new
+
+
+def test_a_paused_device_begins_no_iteration() -> None:
+    with (
+        serving("--turn-overstay", "50ms") as daemon,
+        gc.connect(daemon.path) as one,
+        gc.connect(daemon.path) as two,
+    ):
+        alone, other = one.workload("1MiB", "1MiB", 0), two.workload("1MiB", "1MiB", 0)
+        other.close()
+        with alone.iteration():  # on its own: it goes on without asking
+            assert gpuctl(daemon, "pause").returncode == 0
+            shown = gpuctl(daemon, "top", "--count", "1").stdout
+            assert f"1 workload: {alone.id} has had the turn for" in shown
+        other = two.workload("1MiB", "1MiB", 0)
+        began: list[float] = []
+        works = [alone, other]
+        threads = [
+            threading.Thread(target=lambda work=work: began.append(_begin(work))) for work in works
+        ]
+        for thread in threads:
+            thread.start()
+        states = _await(lambda: [row for row in _waiting(one) if row], 2)
+        assert len(states) == 2
+        time.sleep(0.2)
+        assert not began
+        assert not _overstays(one)
+        assert gpuctl(daemon, "resume").returncode == 0
+        for thread in threads:
+            thread.join(20)
+        assert len(began) == 2
+
+
+def _waiting(gpu: Any) -> list[Any]:
+    """Return the workloads that want to begin an iteration."""
+    return [row for row in gpu.query("workloads")["workloads"] if row["waits_for_turn"]]
+
+
+def test_two_threads_do_not_share_a_workload() -> None:
+    with gc.local("cpu:1") as gpu, gpu.workload("1MiB", "1MiB", 0) as work:
+        problems: list[str] = []
+
+        def other() -> None:
+            with pytest.raises(ValueError, match="of another thread or task") as problem:
+                work.iteration().__enter__()
+            problems.append(str(problem.value))
+
+        with work.iteration():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(10)
+        assert "give each thread a workload of its own" in problems[0]
+        with work.iteration():
+            pass
+
+
+def test_what_persists_outlives_the_device_host() -> None:
+    """Its content is in files of the host, as is what a movable workload has away."""
+    with (
+        serving("--memory", "16MiB", "--turn-slice", "5ms") as daemon,
+        gc.connect(daemon.path) as one,
+        gc.connect(daemon.path) as two,
+    ):
+        works = [gpu.workload("9MiB", "2MiB", 0, movable=True) for gpu in (one, two)]
+        kept = []
+        for number, work in enumerate(works):
+            with work.iteration():
+                kept.append(work.array(np.full(WIDE, number, np.float32)))
+        linger = two.kernel(STEP, "linger")
+        with works[1].iteration() as turn:
+            assert "in host memory" in _away(one)
+            scratch = turn.zeros(1, np.int32)
+            job = linger.submit(1, 1, (scratch, 1 << 60))
+            _await(lambda: [job] if job.running() else [], 1)
+            os.kill(one.query("status")["devices"][0]["pid"], signal.SIGKILL)
+            with pytest.raises(gc.DeviceLost):
+                job.result(20)
+        for number, (gpu, work) in enumerate(zip((one, two), works, strict=True)):
+            step = gpu.kernel(STEP, "step")
+            with work.iteration() as turn:
+                assert (kept[number].get() == number).all()
+                step.submit(N // 256, 256, (kept[number], turn.zeros(N, np.float32), N))
+                assert kept[number].get()[0] == number / 2 + 1
 
 
 def test_without_host_memory_a_movable_workload_waits() -> None:

@@ -122,6 +122,10 @@ class Workloads(RuleBasedStateMachine):
     def change_memory(self, device: int, size: int) -> None:
         self.simulation.change_memory(device, size)
 
+    @rule(device=st.integers(0, 1), on=st.booleans())
+    def pause(self, device: int, on: bool) -> None:
+        self.simulation.pause(device, on=on)
+
     @rule(time_ns=st.integers(0, 300))
     def wait(self, time_ns: int) -> None:
         self.simulation.wait(time_ns)
@@ -172,6 +176,9 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
             )
         elif draw < 0.06:
             simulation.close(one)
+        elif draw < 0.07 or (draw < 0.2 and any(simulation.paused)):
+            device = chance.randrange(2)
+            simulation.pause(device, on=not simulation.paused[device])
         elif draw < 0.09:
             simulation.change_memory(chance.randrange(2), size(30))
         elif simulation.clearing and draw < 0.5:
@@ -332,6 +339,12 @@ def _always_ready(device: WorkloadDevice, workload: int) -> bool:
     return True
 
 
+def _never_paused(
+    manager: Any, device: WorkloadDevice, on: bool, commands: list[m.Command]
+) -> None:
+    del manager, device, on, commands
+
+
 def _no_limit(device: WorkloadDevice, more: int = 0, window: int | None = None) -> int:
     del device, more, window
     return 0
@@ -364,6 +377,7 @@ _ADMIT = WorkloadManager._admit
         (manager_module.WorkloadManager, "_admit_waiting", _no_queue),
         (manager_module.WorkloadManager, "_allowed", _any_device),
         (manager_module.WorkloadManager, "_admit", _never_recalled),
+        (manager_module.WorkloadManager, "_pause", _never_paused),
         (moves, "_victim", _nearest_first),
         (device_module, "plan", _also_in_its_turn),
         (device_module, "plan", _nothing_returns),

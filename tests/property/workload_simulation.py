@@ -16,7 +16,7 @@ from gpud.core.workloads.zones import Need, Region
 
 SETTINGS = TurnSettings(slice_ns=100, linger_ns=10, overstay_ns=400)
 SIZES = (100 * PAGE_BYTES, 60 * PAGE_BYTES)
-HOST_BYTES = 180 * PAGE_BYTES
+HOST_BYTES = 110 * PAGE_BYTES
 
 
 class WrongError(AssertionError):
@@ -76,6 +76,7 @@ class Simulation:
         self.memory: list[dict[int, tuple[int, int]]] = [{}, {}]
         self.host: dict[int, list[tuple[int, int] | None]] = {}
         self.ranks = 0
+        self.paused = [False, False]
         self.dirty: dict[int, int | None] = {0: None, 1: None}
         """By device: the workload whose content the temporary memory holds."""
         self.zone = dict.fromkeys(self.dirty, 0)
@@ -168,6 +169,11 @@ class Simulation:
         )
         self.other[device] = min(size, SIZES[device] - zones)
         self.feed(m.MemoryChanged(self.now_ns, tuple(self.other)))
+
+    def pause(self, device: int, *, on: bool) -> None:
+        """Pause a device, or let it go on."""
+        self.paused[device] = on
+        self.feed(m.Paused(self.now_ns, device, on))
 
     def wait(self, time_ns: int) -> None:
         """Let time pass, timers included."""
@@ -276,6 +282,7 @@ class Simulation:
         one = self.workloads[command.workload]
         check(one.asks_since is not None, "an iteration that nobody wants")
         assert one.device is not None
+        check(not self.paused[one.device], "an iteration begins on a paused device")
         for number, other in self.workloads.items():
             if other.device == one.device and other is not one:
                 check(not other.iterating, "two iterations at a time")
@@ -351,6 +358,8 @@ class Simulation:
         check(one.iterating and not one.reported, "reported in vain")
         check(self.now_ns - command.began_ns >= SETTINGS.overstay_ns, "reported early")
         check(command.waiting > 0, "reported although nobody waits")
+        assert one.device is not None
+        check(not self.paused[one.device], "reported although its jobs are paused")
         one.reported = True
 
     # -- what always holds
@@ -383,6 +392,6 @@ class Simulation:
             idle = not any(one.iterating for one in here)
             numbers = [n for n, one in self.workloads.items() if one.device == device]
             busy = any(n in self.clearing | self.leaving | self.returning for n in numbers)
-            if waits and idle and not busy:
+            if waits and idle and not busy and not self.paused[device]:
                 due = self.manager.timer_ns()
                 check(due is not None, "a workload waits, and nothing will happen")

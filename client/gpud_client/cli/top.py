@@ -42,6 +42,7 @@ from gpud_client.cli.top_view import (
     TopView,
     load_of,
 )
+from gpud_client.cli.workloads import turn_line
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -170,6 +171,9 @@ def picture(look: Mapping[str, Any], view: TopView, width: int, height: int | No
         others = others_of(status, number)
         held = _held(status, number)
         lines.extend(_device(number, device, theirs, width, held))
+        if device.get("turns"):
+            text = turn_line(device["turns"])
+            lines.append(Text(f"   {text}", no_wrap=True, overflow="ellipsis"))
         if height is not None:
             lines.append(Text(f"   {view.graph(number, min(width - 4, 100))}", style="green"))
         lines.extend(Text(f"   {line}", no_wrap=True) for line in others)

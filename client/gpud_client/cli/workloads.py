@@ -20,7 +20,7 @@ from gpud_client.cli.output import (
     say,
 )
 
-__all__ = ["workloads", "zone_lines"]
+__all__ = ["turn_line", "workloads", "zone_lines"]
 
 _WORKLOADS = (
     Column("id", "workload"),
@@ -98,6 +98,20 @@ def zone_lines(devices: list[Mapping[str, Any]]) -> list[str]:
             *(f"   {formatting.text(name)} is {place}" for name, place in away.items()),
         ]
     return lines
+
+
+def turn_line(turns: Mapping[str, Any]) -> str:
+    """Return a line about the workloads of a device, as topic "status" has them."""
+    turn = turns.get("turn")
+    has = "nobody has the turn"
+    if turn:
+        has = f"{formatting.text(turn)} has had the turn for {formatting.seconds(turns['turn_s'])}"
+    count = turns["workloads"]
+    return (
+        f"{count} workload{'' if count == 1 else 's'}: {has}, {turns['waiting']} wait; "
+        f"{formatting.size(turns['persistent_bytes'])} persistent, "
+        f"{formatting.size(turns['temporary_bytes'])} temporary"
+    )
 
 
 def _bar(device: Mapping[str, Any]) -> str:

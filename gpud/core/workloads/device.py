@@ -27,6 +27,7 @@ class WorkloadDevice:
         other_bytes: its memory that is in use outside of the zones.
         zone_bytes: the size of what all workloads share that was announced last.
         standing: the workload that goes on without asking; None: there is none.
+        paused: whether no iteration begins.
         target: the size that the window is to have, so that one that waits fits; None: its own.
     """
 
@@ -36,6 +37,7 @@ class WorkloadDevice:
         self.other_bytes = 0
         self.zone_bytes = 0
         self.standing: int | None = None
+        self.paused = False
         self.target: int | None = None
         self._began_ns: dict[int, int] = {}
         self._took_ns = {Place.LEAVING: 0, Place.RETURNING: 0}
@@ -49,6 +51,13 @@ class WorkloadDevice:
     def limit(self) -> int:
         """The end of the window, or the one that it is to have."""
         return self.zones.window.size if self.target is None else self.target
+
+    def timer_ns(self) -> int | None:
+        """Return when a `Tick` is due; None: not before another event.
+
+        On a paused device jobs wait, so nobody overstays, and no turn follows another.
+        """
+        return None if self.paused else self.turns.timer_ns()
 
     def away_bytes(self, more: int = 0, window: int | None = None) -> int:
         """Return the host memory that may be needed: all movable regions, unless all of them fit.
@@ -108,10 +117,13 @@ class WorkloadDevice:
         there = not uses or turns.holder is None or self.ready(turns.holder)
         require(there, "the region of the workload that has the turn is not there")
         following = turns.following()
+        if turns.phase is Phase.BETWEEN and turns.waiting and not self.paused:
+            require(following is not None or turns.pressed, "a workload waits for itself")
         if turns.phase is Phase.FREE and following is not None:
             moving = window.at(Place.LEAVING) or window.at(Place.RETURNING)
-            require(not self.ready(following), "a workload waits while the turn is free")
-            require(bool(moving), "a workload waits for its region, and none is moving")
+            there = self.ready(following)
+            require(self.paused or not there, "a workload waits while the turn is free")
+            require(there or bool(moving), "a workload waits for its region, and none is moving")
 
     def left(self, workload: int) -> None:
         """Note that a workload has gone."""

@@ -42,6 +42,7 @@ from gpud.core.workloads.messages import (
     MemoryChanged,
     Opened,
     Overstay,
+    Paused,
     Recall,
     Refuse,
     RefuseGrowth,
@@ -121,7 +122,7 @@ class WorkloadManager:
 
     def timer_ns(self) -> int | None:
         """Return when a `Tick` is due; None: not before another event."""
-        times = [device.turns.timer_ns() for device in self._devices]
+        times = [device.timer_ns() for device in self._devices]
         return min((time for time in times if time is not None), default=None)
 
     # -- events
@@ -162,6 +163,8 @@ class WorkloadManager:
             case MemoryChanged(_, other_bytes):
                 for device, size in zip(self._devices, other_bytes, strict=True):
                     device.other_bytes = size
+            case Paused(_, index, on):
+                self._pause(self._devices[index], on, commands)
             case Tick():
                 pass  # below
         for device in self._devices:
@@ -177,10 +180,12 @@ class WorkloadManager:
     def _go_on(self, device: WorkloadDevice, now_ns: int, commands: list[Command]) -> None:
         turns = device.turns
         device.press()
-        over = turns.tick(now_ns)
+        over = None if device.paused else turns.tick(now_ns)
         if over is not None:
             commands.append(Clear(over))
         device.move(now_ns, commands)
+        if device.paused:
+            return
         begins_turn = turns.phase is Phase.FREE
         workload = turns.next_iteration(now_ns, device.ready)
         if workload is not None:
@@ -191,6 +196,12 @@ class WorkloadManager:
         overstaying = turns.overstays(now_ns)
         if overstaying is not None:
             commands.append(Overstay(overstaying, turns.since_ns, len(turns.waiting)))
+
+    def _pause(self, device: WorkloadDevice, on: bool, commands: list[Command]) -> None:
+        device.paused = on
+        if on and device.standing is not None:
+            commands.append(Recall(device.standing))
+            device.standing = None
 
     # -- admission
 

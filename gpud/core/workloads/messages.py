@@ -9,7 +9,7 @@ from gpud.core.workloads.zones import Need, Region
 __all__ = [
     "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Evict",
     "Evicted", "Fit", "Fitted", "Grant", "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay",
-    "Recall", "Refuse", "RefuseGrowth", "Restore", "Restored", "Tick", "Zone",
+    "Paused", "Recall", "Refuse", "RefuseGrowth", "Restore", "Restored", "Tick", "Zone",
 ]  # fmt: skip
 
 
@@ -102,6 +102,14 @@ class MemoryChanged(NamedTuple):
     other_bytes: tuple[int, ...]
 
 
+class Paused(NamedTuple):
+    """A device is paused, or goes on: while it is paused no iteration begins on it."""
+
+    now_ns: int
+    device: int
+    on: bool
+
+
 class Tick(NamedTuple):
     """The time that `WorkloadManager.timer_ns` returned has come."""
 
@@ -110,7 +118,7 @@ class Tick(NamedTuple):
 
 Event = (
     Opened | Asked | Ended | Cleared | Evicted | Restored | GrowAsked | Fitted | Closed
-    | MemoryChanged | Tick
+    | MemoryChanged | Paused | Tick
 )  # fmt: skip
 
 

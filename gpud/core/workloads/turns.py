@@ -232,6 +232,3 @@ class Turns:
         require((self.holder is None) == (self.phase is Phase.FREE), "a turn without a workload")
         require(self.holder is None or self.holder in self._weights, "a turn of nobody")
         require(set(self._asked_ns) <= set(self._weights), "somebody unknown waits")
-        if self._asked_ns:
-            alone = self.phase is Phase.BETWEEN and not self._is_to_end()
-            require(not alone, "a workload waits for itself")

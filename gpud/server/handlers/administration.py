@@ -70,6 +70,7 @@ class Administration:
                 self._runner.feed(ev.PauseRequested(now_ns, index, user, since, message.now))
             else:
                 self._runner.feed(ev.ResumeRequested(now_ns, index))
+            self._state.workloads.pause(index, on=message.on)
         rows = [self._row(index) for index in message.devices or known]
         session.send(wm.Answer(message.request, {"devices": rows}))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpud.core.device import DeviceRecord
 from gpud.server.handlers.answers import Steps
+from gpud.server.handlers.workload_rows import WorkloadRows
 from gpud.server.hosts.device import Device
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.gpu_monitors import GpuMonitors
@@ -38,6 +39,7 @@ class DeviceRows:
         monitors: readers of GPU metrics.
         records: the scheduler's devices, by index.
         offline_floor: returns what offline jobs keep of so many SMs.
+        workloads: makes rows about workloads.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class DeviceRows:
         monitors: GpuMonitors,
         records: Mapping[int, DeviceRecord],
         offline_floor: Callable[[int], Fraction],
+        workloads: WorkloadRows,
     ) -> None:
+        self._workloads = workloads
         self._devices = devices
         self._jobs = jobs
         self._arenas = arenas
@@ -114,6 +118,7 @@ class DeviceRows:
             "online_jobs": load.online,
             "queued_as": dict(device.ways) or None,
             "memory_used_bytes": self._arenas.used_bytes(device.index),
+            "turns": self._workloads.turn(device.index),
         }
 
     def pause_of(self, index: int) -> dict[str, Any] | None:

@@ -66,6 +66,22 @@ class WorkloadRows:
             )
         return devices
 
+    def turn(self, device: int) -> dict[str, Any] | None:
+        """Return who takes turns on a device, in short; None: nobody."""
+        manager = self._workloads.manager
+        zones, turns = manager.zones(device), manager.turns(device)
+        if not turns.order:
+            return None
+        since_ns = time.monotonic_ns() - turns.turn_ns
+        return {
+            "workloads": len(turns.order),
+            "waiting": len(turns.waiting),
+            "turn": None if turns.holder is None else workload_name(turns.holder),
+            "turn_s": None if turns.holder is None else since_ns / 1e9,
+            "persistent_bytes": zones.persistent_bytes,
+            "temporary_bytes": zones.temporary_bytes,
+        }
+
     def moved(self) -> dict[str, Any]:
         """Return what movable regions have in host memory, and how fast they move."""
         mover = self._workloads.mover
@@ -96,6 +112,7 @@ class WorkloadRows:
             "waited_s": workload.waited_ns / 1e9,
             "turn_s": None,
             "reason": workload.reason,
+            "waits_for_turn": self._waits(workload),
             "movable": workload.movable,
             "place": "on the device",
         }
@@ -112,6 +129,11 @@ class WorkloadRows:
                 row["turn_s"] = (now_ns - turns.turn_ns) / 1e9
         return row
 
+    def _waits(self, workload: Workload) -> bool:
+        if workload.device is None:
+            return False
+        return workload.number in self._workloads.manager.turns(workload.device).waiting
+
     def _state(self, workload: Workload) -> str:
         if workload.device is None:
             return "waiting for memory"
@@ -122,4 +144,4 @@ class WorkloadRows:
             return "alone"
         if turns.holder == workload.number and turns.phase is not Phase.CLEARING:
             return str(turns.phase.value)
-        return "waiting for its turn" if workload.number in turns.waiting else "idle"
+        return "waiting for its turn" if self._waits(workload) else "idle"

@@ -294,6 +294,10 @@ class Workloads:
             self._commands.record("workload-closed", workload, now_ns)
         self._feed(wk.Closed(now_ns, number))
 
+    def pause(self, device: int, *, on: bool) -> None:
+        """Begin no iteration on a device from now on, or again."""
+        self._feed(wk.Paused(time.monotonic_ns(), device, on))
+
     def poll(self) -> None:
         """Look whether memory for those that wait has become free. To be called periodically."""
         if self.manager.waiting:
