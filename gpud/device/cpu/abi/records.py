@@ -111,12 +111,14 @@ SM, _sm_head = _fields(
     ("count", "i32"),
     ("gone", "i32"),
     ("spinning", "i32"),
+    ("unreported", "i32"),
     ("inbox_head", "i32"),
     ("inbox_tail", "i32"),
 )
 """``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's thread
 waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported yet.
-``spinning``: a block here has been still for long (`gpud.device.cpu.sm.stillness`). The inbox is a
+``spinning``: a block here has been still for long (`gpud.device.cpu.sm.stillness`).
+``unreported``: after so many rounds Python is to tell runs that blocks have left. The inbox is a
 ring buffer. ``next_turn_ns``: when a released block may have its next turn beside others;
 ``turn_since_ns``: when the turn of a released block began, 0 if none has one. ``shares``: how many
 runs have blocks here; ``virtual_ns``: the SM's virtual time, see

@@ -212,6 +212,7 @@ class BlockScheduler:
         block = self._pool.acquire(run.layout.block_bytes, run.layout.owner)
         sm.used += run.cost
         sm.blocks += 1
+        sm.urgent |= run.priority > 0
         run.block_added(block, sm, index)
         sm.add(block.address, run.address, index)
 
@@ -228,9 +229,12 @@ class BlockScheduler:
     # -- events from the SMs
 
     def _left(self, sm: VirtualSM, addresses: list[int]) -> None:
-        """Handle that blocks have left. On the SM's thread."""
-        runs: dict[CPURun, None] = {}
+        """Handle that blocks have left. On the SM's thread.
+
+        Where an urgent run's block takes their place, it begins before the others are told.
+        """
         with self.lock:
+            runs: dict[CPURun, None] = sm.take_untold()
             for address in addresses:
                 block = self._pool.by_address[address]
                 run = block.run
@@ -240,9 +244,12 @@ class BlockScheduler:
                 run.block_left(block)
                 self._pool.release(block)
                 runs[run] = None
+            sm.urgent = False
             self.update(runs)
+            if sm.urgent:
+                sm.tell_later(runs)
         try:
-            for run in runs:
+            for run in () if sm.urgent else runs:
                 if not run.over:
                     run.on_left()
         finally:

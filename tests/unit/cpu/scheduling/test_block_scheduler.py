@@ -89,6 +89,29 @@ def test_jobs_share_as_few_sms_as_they_can(device: CPUDevice) -> None:
     second.end()
 
 
+def test_an_urgent_block_begins_before_it_is_told_that_others_have_left() -> None:
+    with CPUDevice(1, capability=75) as device:
+        offline = gated(device, threads=1024)  # the SM holds one block of them
+        online = make(device, "persistent", 1, gate=0, block=1024, priority=1)
+        offline.job.resize(1)
+        offline.begun(1)
+        begun: list[int] = []
+
+        def on_left() -> None:
+            begun.append(int(online.gate[1]))
+            online.gate[0] = OPEN
+
+        offline.job._run.on_left = on_left  # type: ignore[attr-defined]
+        offline.job.resize(0)
+        online.job.resize(1)
+        # It yields at its gate, so that what is to be told need not wait for its end.
+        offline.step()
+        until(lambda: begun)
+        assert begun == [1]
+        online.job.result(TIMEOUT_S)
+        offline.end()
+
+
 def test_fragmented_capacity_is_used(device: CPUDevice) -> None:
     """Three times three quarters of an SM leave a quarter on each: room for a block of two."""
     works = [gated(device) for _ in range(3)]
