@@ -131,7 +131,6 @@ def random_set(count: int, seed: int = 0, *, most_mb: int = 16) -> TaskSet:
             number,
             memory_mb=-(-kernel.memory_bytes(size) >> 20),
             threads=kernel.threads,
-            capsm_milli=chance.choice((250, 500, 1000)),
         )
         program = Program("own", name, size=size, seed=chance.randrange(1 << 16))
         tasks.append(SetTask(needs, program, f"{name} {number}"))

@@ -4,9 +4,9 @@ Its controller is the thread that reads messages; it puts tasks into a first-in,
 Its thread manager has n threads, each with a stream of its own, which take tasks from the queue and
 run them through the node's gpud.
 
-Streams only order, so the threads' shares are quotas: a task has what its start message says, or,
-without that, the n-th part of the device (mode ``split``), n being the number of parallel tasks. In
-mode ``in turn`` a kernel has the whole device, and kernels run one after another.
+Streams only order, so the threads' shares are quotas: the n-th part of the device (mode ``split``),
+n being the number of parallel tasks, or what its start message says. In mode ``in turn`` a kernel
+has the whole device, and kernels run one after another.
 
     python -m gpud_ray.sets.run.executor FD '{"socket": ..., "device": 0, "parallel": 2, ...}'
 """
@@ -91,9 +91,9 @@ class _Executor:
             assert message is not None
             head = {"task": message["task"], "attempt": message["attempt"]}
             self._send({"is": "began", **head})
-            begin, reason, output = time.monotonic(), "", ""
+            begin, reason, output, kernels_s = time.monotonic(), "", "", [0.0]
             try:
-                output = self._run(message, stream)
+                output = self._run(message, stream, kernels_s)
             except (_Failed, GpudError, ValueError, TypeError, OSError, MemoryError) as error:
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ConnectionLost):
@@ -102,11 +102,12 @@ class _Executor:
             self._send(
                 {
                     "is": "ended", **head, "reason": reason, "may_have_run": True,
-                    "took_s": time.monotonic() - begin, "output": output,
+                    "took_s": time.monotonic() - begin, "kernels_s": sum(kernels_s),
+                    "output": output,
                 }
             )  # fmt: skip
 
-    def _run(self, message: Message, stream: Any) -> str:
+    def _run(self, message: Message, stream: Any, kernels_s: list[float]) -> str:
         program, needs = program_of(message), needs_of(message)
         if program.kind == "executable":
             return self._run_executable(program, needs.memory_mb)
@@ -120,10 +121,12 @@ class _Executor:
         def submit(kernel: gc.Kernel, grid: Any, block: Any, arguments: tuple[Any, ...]) -> None:
             left_s = None if deadline is None else max(0.001, deadline - time.monotonic())
             with self._in_turn or nullcontext():
-                kernel.submit(
+                job = kernel.submit(
                     grid, block, arguments, quota=share, stream=stream, device=self._device,
                     timeout=left_s,
-                ).result()  # fmt: skip
+                )  # fmt: skip
+                job.result()
+            kernels_s.append(job.stats.get("run_s") or 0.0)
 
         if program.kind == "own":
             wrong = KERNELS[program.name].run(

@@ -146,7 +146,8 @@ class Framework:
                 self._scheduler,
                 {
                     "is": "ended", "task": message["task"], "attempt": message["attempt"],
-                    "reason": f"its executor ended (status {status})", "took_s": 0.0, "output": "",
+                    "reason": f"its executor ended (status {status})",
+                    "took_s": 0.0, "kernels_s": 0.0, "output": "",
                     "may_have_run": message.get("began", False),
                 },
             )  # fmt: skip

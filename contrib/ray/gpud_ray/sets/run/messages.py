@@ -8,7 +8,7 @@ but what a task says to run.
 | ``node`` | framework, scheduler | ``name``, ``gpus``: rows of index, memory_mb, cores, capsm_milli; ``notes`` |
 | ``start`` | scheduler, framework, executor | ``task``, ``attempt``, ``gpu``, ``program``, ``needs``, ``quota_milli`` |
 | ``began`` | executor, framework, scheduler | ``task``, ``attempt`` |
-| ``ended`` | executor, framework, scheduler | ``task``, ``attempt``, ``reason`` (empty: done), ``may_have_run``, ``took_s``, ``output`` |
+| ``ended`` | executor, framework, scheduler | ``task``, ``attempt``, ``reason`` (empty: done), ``may_have_run``, ``took_s``, ``kernels_s``, ``output`` |
 | ``offer`` | framework, scheduler | ``state``: of processors, memory, disk, and by GPU |
 | ``ready`` | executor, framework | ``memory_mb``, ``capsm_milli``, ``cores`` |
 | ``stop`` | scheduler, framework, executor | |

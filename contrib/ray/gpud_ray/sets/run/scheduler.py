@@ -16,11 +16,12 @@ import heapq
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener, wait
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpud.errors import GpudError
@@ -86,6 +87,8 @@ class Ended:
         may_have_run_twice: whether a try may have run to its end before the last one.
         start_s: of the last try, from the beginning of the run.
         end_s: of the task.
+        took_s: of the last try, in its executor.
+        kernels_s: how long its kernels ran on the device.
         output: what an executable has written, its end.
     """
 
@@ -99,6 +102,8 @@ class Ended:
     may_have_run_twice: bool = False
     start_s: float = 0.0
     end_s: float = 0.0
+    took_s: float = 0.0
+    kernels_s: float = 0.0
     output: str = ""
 
 
@@ -179,7 +184,8 @@ class Scheduler:
         room.add(task)
         self._tries[task.id] = attempt = self._tries.get(task.id, 0) + 1
         self._current[task.id] = _Current(task, gpu.id, self.now_s)
-        quota = task.capsm_on(gpu) if self._policy_name == "gpud" else None
+        # Ours says how much CapSM tasks can use; gpud divides what they leave.
+        quota = gpu.capsm_milli if self._policy_name == "gpud" else None
         program = self._by_id[task.id].program
         message = start_message(task, program, attempt, node.gpus[gpu.id], quota)
         with suppress(OSError):  # the node is gone, which `_hear` finds
@@ -318,9 +324,9 @@ class Scheduler:
                 room.remove(current.task)
         if message["reason"] and message["may_have_run"] and "executor ended" in message["reason"]:
             self._doubtful.add(number)
-        self._after(current, message["reason"], message["output"])
+        self._after(current, message["reason"], message)
 
-    def _after(self, current: _Current, reason: str, output: str = "") -> None:
+    def _after(self, current: _Current, reason: str, message: Message | None = None) -> None:
         """Count an end of a try: the task has ended, or is tried again at once."""
         task = current.task
         if reason and self._tries[task.id] < self._most_tries:
@@ -328,17 +334,22 @@ class Scheduler:
             return
         if reason:
             reason = f"{reason} (try {self._tries[task.id]} of {self._most_tries})"
-        self._end(task, reason, current, output)
+        self._end(task, reason, current, message or {})
 
     def _end(
-        self, task: Task, reason: str, current: _Current | None = None, output: str = ""
+        self,
+        task: Task,
+        reason: str,
+        current: _Current | None = None,
+        message: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         assert task.id not in self.run_of.ended
         tries = self._tries.get(task.id, 0)
         ended = Ended(
             task.id, self._by_id[task.id].name, "failed" if reason else "done", reason, tries,
             may_have_run_twice=task.id in self._doubtful and tries > 1, end_s=self.now_s,
-            output=output,
+            took_s=message.get("took_s", 0.0), kernels_s=message.get("kernels_s", 0.0),
+            output=message.get("output", ""),
         )  # fmt: skip
         if current is not None:
             ended.gpu, ended.start_s = current.gpu, current.start_s
