@@ -95,6 +95,9 @@ CI = (
     "tests/gpu/test_bench_shares.py",
     "tests/gpu/test_over_model.py",
     "tests/gpu/test_served.py",
+    "tests/integration/test_adapters.py::test_a_program_alone_keeps_its_turn",
+    "tests/integration/test_adapters.py::test_a_program_goes_on_when_the_device_host_is_lost",
+    "tests/integration/test_adapters.py::test_the_next_program_reads_nothing_of_one_that_dies",
     "tests/integration/test_administration.py::test_a_drain_ends_the_daemon_after_its_jobs",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_client_local.py",
@@ -117,6 +120,7 @@ CI = (
     "tests/integration/test_workloads.py::test_training_in_turns_has_the_losses_of_training_alone",
     "tests/integration/test_workloads.py::test_who_overstays_is_named_and_can_be_ended",
     "tests/integration/test_workloads.py::test_workloads_can_be_awaited",
+    "tests/integration/test_workloads_on_a_gpu.py::test_what_is_lost_with_a_host_is_named",
     # Planted faults of the scheduler, long histories of shares, each path of the claim protocol.
     "tests/property/test_lane_ring.py::test_no_lost_wake_up_in_any_interleaving[shared]",
     "tests/property/test_scheduler.py::test_a_planted_fault_is_caught",

@@ -6,6 +6,7 @@ process has a driver of its own. They share the temporary zone by its descriptor
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,6 +194,50 @@ def test_recorded_programs_of_pytorch_take_turns_and_their_sizes_are_learned(
         assert true.persistent_alive <= persistent <= 1.05 * true.persistent_alive + 3 * GRANULE
         assert true.temporary_alive <= temporary <= 1.05 * true.temporary_alive + GRANULE
     assert usage(served)["workloads"] == []
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["steps", "blocks"])
+def test_whatever_a_framework_does_it_keeps_its_values(
+    served: Served, cpu: CPUDevice, *, steps: bool
+) -> None:
+    def run(seed: int) -> int:
+        chance, wrong = random.Random(seed), 0
+        terms: dict[str, Any] = {"persistent": "8MiB", "temporary": "4MiB", "offset": "8MiB"}
+        with running(served, cpu, **terms) as program:
+            memory, alive = program.memory, dict[int, tuple[int, int]]()
+
+            def act() -> int:
+                nonlocal wrong
+                bad = 0
+                for _ in range(chance.randrange(8)):
+                    if alive and chance.random() < 0.5:
+                        address = chance.choice(list(alive))
+                        size, value = alive.pop(address)
+                        bad += not program.holds(address, size, value)
+                        memory.free(address)
+                    elif sum(size for size, _ in alive.values()) < 5 * MIB:
+                        size = chance.choice((1, 1000, 70_000, MIB, 5 * MIB // 2))
+                        stream = chance.choice((0, 0, 0, 3, None))
+                        address = memory.allocate(size, stream)
+                        alive[address] = size, chance.randrange(1, 256)
+                        program.fill(address, *alive[address])
+                return bad
+
+            wrong += act()
+            for _ in range(20):
+                if steps:
+                    memory.step()
+                    wrong += act()
+                else:
+                    with memory.iteration():
+                        wrong += act()
+            memory.begin() if not steps else None
+            for address, (size, value) in alive.items():
+                wrong += not program.holds(address, size, value)
+        return wrong
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(run, range(3))) == [0, 0, 0]
 
 
 def test_a_framework_that_frees_what_it_never_allocated_is_told(

@@ -37,14 +37,18 @@ _RECORD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)  # pointer, s
 _installed: list[Callbacks] = []  # kept for ever: PyTorch has their addresses
 
 
-def install(session: Any, optimiser: Any = None, **terms: Unpack[Terms]) -> FrameworkMemory:
-    """Have PyTorch allocate on the GPU in a workload; waits for the first turn.
+def install(
+    session: Any, optimiser: Any = None, *, steps: bool = True, **terms: Unpack[Terms]
+) -> FrameworkMemory:
+    """Have PyTorch allocate on the GPU in a workload; with ``steps`` waits for the first turn.
 
-    What is allocated until the first step has ended is profiled, as is the first iteration then.
+    What is allocated until the first step has ended is profiled then, as is the next iteration.
 
     Args:
         session: the connection to the daemon, as `gpud_client.connect` returns it.
         optimiser: whose steps end iterations; None: every optimiser's.
+        steps: whether steps of optimisers do; False: the program says its iterations itself, with
+            `FrameworkMemory.iteration`.
         terms: of the workload, see `FrameworkMemory`.
 
     Raises:
@@ -59,7 +63,8 @@ def install(session: Any, optimiser: Any = None, **terms: Unpack[Terms]) -> Fram
         raise InvalidArgument(
             f"PyTorch {torch.__version__} was built without CUDA: install a build with it"
         )
-    terms.setdefault("profiled_iterations", 2)
+    if steps:
+        terms.setdefault("profiled_iterations", 2)
     memory = FrameworkMemory(session, **terms)
     callbacks = Callbacks(memory)
     _installed.append(callbacks)
@@ -73,8 +78,9 @@ def install(session: Any, optimiser: Any = None, **terms: Unpack[Terms]) -> Fram
             f"PyTorch has an allocator that was used already ({error}): install the adapter "
             "before anything is on the GPU, and once in a process"
         ) from error
-    follow_steps(memory, optimiser)
-    memory.begin()
+    if steps:
+        follow_steps(memory, optimiser)
+        memory.begin()
     return memory
 
 
