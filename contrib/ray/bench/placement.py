@@ -5,7 +5,8 @@ Three tables: how well each reading predicts the throughput that items then reac
 items at once) and time of an item (they come one by one, at 70 % load) of each way to place them;
 and the herd: the same without counting items that were placed since the last heartbeat.
 
-Run it: .venv-ray/bin/python contrib/ray/bench/placement.py [--items 2000] [--seeds 3] [--json FILE]
+Run it: .venv-ray/bin/python contrib/ray/bench/placement.py [--items 2000] [--seeds 3]
+[--only NAME] [--json FILE]
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", help="ways whose name has this, and no predictions")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     told = {
         "items": asked.items,
         "seeds": asked.seeds,
-        "predictions": predicted(asked.items, asked.seeds),
-        "placement": placed(asked.items, asked.seeds),
+        "predictions": {} if asked.only else predicted(asked.items, asked.seeds),
+        "placement": placed(asked.items, asked.seeds, asked.only or ""),
     }
     if asked.json:
         asked.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
@@ -50,7 +52,7 @@ def predicted(count: int, seeds: int) -> dict[str, float]:
     return means
 
 
-def placed(count: int, seeds: int) -> dict[str, dict[str, float]]:
+def placed(count: int, seeds: int, only: str) -> dict[str, dict[str, float]]:
     at_once = Settings(in_flight_per_gpu=0)
     ways: dict[str, Callable[[int, float | None], dict[str, float]]] = {}
     for reading in READINGS:
@@ -58,6 +60,8 @@ def placed(count: int, seeds: int) -> dict[str, dict[str, float]]:
         ways[name] = _idle_rate(replace(at_once, reading=reading), count)
     default = Settings()
     ways["idle rate, default, items wait at the head"] = _idle_rate(default, count)
+    literal = replace(default, reading=replace(Reading(), cores="idle"))
+    ways["idle rate, default but literal, items wait at the head"] = _idle_rate(literal, count)
     mean_of_gpus = replace(default, reading=replace(Reading(), node="mean"))
     ways["idle rate, default, mean of a node's GPUs"] = _idle_rate(mean_of_gpus, count)
     ways["idle rate, default, unseen items not counted"] = _idle_rate(
@@ -69,6 +73,8 @@ def placed(count: int, seeds: int) -> dict[str, dict[str, float]]:
     print(f"  {'makespan':>9} {'items/s':>8} | {'mean':>7} {'p99':>8}")
     rows: dict[str, dict[str, float]] = {}
     for name, run in ways.items():
+        if only not in name:
+            continue
         burst = [run(seed, None) for seed in range(seeds)]
         stream = [run(seed, LOAD) for seed in range(seeds)]
         rows[name] = {

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +152,19 @@ def test_ray_places_tasks_by_what_nodes_announce_and_they_find_their_gpud(two_no
     node, sms = ray.get(task.remote(), timeout=60)
     assert sms == 2
     assert node == {row["sms"]: row["node"] for row in gpud_ray.status()["nodes"] if row["sms"]}[2]
+
+
+def test_the_example_of_the_how_to_runs(two_nodes: Any) -> None:
+    page = Path(__file__).parents[3] / "docs/howto/two-workstations.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    short = example.replace("1 << 20", "1 << 12").replace("range(100)", "range(8)")
+    done = subprocess.run(
+        [sys.executable, "-c", short], capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "RAY_ADDRESS": two_nodes.cluster.address},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "0.0" in done.stdout
+    assert "3.0" in done.stdout
 
 
 def test_submit_says_what_it_takes(two_nodes: Any, saxpy: Any) -> None:
