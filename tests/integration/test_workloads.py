@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from bench.load.training import MODELS, Model
 from gpud.wire import messages as wm
 from gpud_client.connection.pending import Notification
 from gpud_client.launch import submission
+from tests.support.allocation_trace import trace
 from tests.support.daemon_process import DaemonProcess
 
 STEP = r"""
@@ -525,21 +525,6 @@ def test_persistent_memory_grows_at_its_place_as_far_as_its_offset() -> None:
         second.free()
         assert work.zeros(4).ptr == before + (1 << 20)
         np.testing.assert_array_equal(first.get(), np.arange(1 << 17))
-
-
-def trace(seed: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """What a training loop allocates, in bytes: what it keeps, and temporary sizes with lives.
-
-    A temporary array is freed when so many others have been made after it; as frameworks cache
-    what they free, an odd seed's live until the iteration ends.
-    """
-    chance = random.Random(seed)
-    keeps = [chance.choice((1 << 10, 1 << 14, 1 << 18)) for _ in range(chance.randint(1, 12))]
-    layers = [chance.randrange(1 << 10, 1 << 19) for _ in range(chance.randint(1, 10))]
-    forward = [(size, 2 * (len(layers) - number)) for number, size in enumerate(layers)]
-    backward = [(size, 1) for size in reversed(layers)]
-    lives = [(size, 1000 if seed % 2 else life) for size, life in [*forward, *backward]]
-    return keeps, lives
 
 
 def run_trace(turn: Any, lives: list[tuple[int, int]]) -> int:

@@ -114,6 +114,7 @@ class WorkloadRows:
             "reason": workload.reason,
             "waits_for_turn": self._waits(workload),
             "movable": workload.movable,
+            "mapped": workload.mapped,
             "place": "on the device",
         }
         if workload.device is not None:

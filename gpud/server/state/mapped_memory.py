@@ -5,7 +5,8 @@ host's, one allocation for all such workloads of a device (`gpud.device.cuda.mem
 that a program maps in its turn: the host sends it through a socket that is made for the turn.
 
 Properties:
-    cleared: between the turns of two programs the zone is zeroed, also if the first has died;
+    cleared: between the turns of two programs the zone is zeroed; of one that ended in its turn the
+        next has another allocation, as nobody knows whether the first has given it up;
     exact: the zone is as large as the largest need of those that are open;
     apart: programs of two users never have the same memory, as a program could keep it mapped.
 """
@@ -92,7 +93,8 @@ class MappedMemory:
         _, device, size = self._counted.pop(workload.number)
         if not freed:
             self._arenas.release(workload.owner.number, device, size)
-        if not any(on == device for _, on, _ in self._counted.values()):
+        alone = not any(on == device for _, on, _ in self._counted.values())
+        if alone or self._dirty.get(device) == workload.number:  # it may have the zone mapped yet
             self._dirty.pop(device, None)
             self._users.pop(device, None)
             self._zones[device].clear_zone(_ignore, free=True)

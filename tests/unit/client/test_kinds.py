@@ -26,6 +26,7 @@ from gpud_client.workloads.kinds import (
     KindLearner,
     needed_sizes,
 )
+from tests.support.allocation_trace import trace
 
 RECORDING = Path(__file__).parent / "recordings" / "pytorch_adam.json.gz"
 RECORDER = Path(__file__).parents[2] / "support" / "record_pytorch.py"
@@ -88,6 +89,27 @@ def test_a_recording_of_pytorch_tells_what_its_loop_needs() -> None:
     # The weights of a linear layer, its gradient and two states of Adam, of 2 MiB each.
     assert needed_sizes(events).persistent > 4 * (4096 * 128 * 4)
     check_sizes(events)
+
+
+def test_of_twenty_loops_the_needs_are_never_too_small_nor_much_too_large() -> None:
+    for seed in range(20):
+        keeps, lives = trace(seed)
+        events: list[Event] = [Allocated(at, size) for at, size in enumerate(keeps[:-1])]
+        for iteration in range(3):
+            alive: dict[int, int] = {}
+            for number, (size, life) in enumerate(lives):
+                for old in [one for one, until in alive.items() if until < number]:
+                    events.append(Freed(old))
+                    del alive[old]
+                address = 1000 * (1 + iteration) + number
+                events.append(Allocated(address, size))
+                alive[address] = number + life
+            if not iteration:  # as optimisers do
+                events.append(Allocated(999, keeps[-1]))
+            events += [*map(Freed, alive), IterationEnded()]
+        check_sizes(events)
+        kept = {one for iteration, one, _ in expectations(events, KindLearner()) if iteration}
+        assert kept == {False}
 
 
 def test_a_loop_of_pytorch_repeats_itself_so_that_kinds_are_right_after_the_profile() -> None:
