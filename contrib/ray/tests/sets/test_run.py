@@ -12,7 +12,7 @@ from gpud_ray.sets.generate import random_set
 from gpud_ray.sets.model import Task
 from gpud_ray.sets.run.machine import split_cores
 from gpud_ray.sets.run.nodes import run_locally, started_locally
-from gpud_ray.sets.run.scheduler import Ended
+from gpud_ray.sets.run.scheduler import Ended, NoNodes
 from gpud_ray.sets.setfile import Program, SetTask, TaskSet
 
 NODES = (("cpu:1", "cpu:1"), ("cpu:1", "cpu:1"))
@@ -153,6 +153,13 @@ def test_tasks_that_arrive_later_start_later() -> None:
     task_set = TaskSet([executable(i, "/bin/true", arrival_s=0.4 * i) for i in range(3)])
     ended = run_locally(task_set, NODES[:1]).ended
     assert all(ended[i].start_s >= 0.4 * i for i in range(3))
+
+
+def test_a_node_that_cannot_start_is_said_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(NoNodes, match="node 1 has ended before it was ready"):
+        run_locally(TaskSet([executable(0, "/bin/true")]), (("cpu:1",), ("tpu:1",)))
+    assert time.monotonic() - begin < 60
 
 
 def test_cores_are_split_equally() -> None:

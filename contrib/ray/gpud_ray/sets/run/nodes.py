@@ -66,7 +66,11 @@ def started_locally(
             assert process.stdin is not None
             with process.stdin as pipe:
                 pipe.write(json.dumps(asdict(config)).encode())
-        scheduler.accept(len(nodes), _START_S)
+
+        def ended() -> str:
+            return next((one.name for one in started if one.process.poll() is not None), "")
+
+        scheduler.accept(len(nodes), _START_S, ended)
         yield scheduler, started
     finally:
         scheduler.close()

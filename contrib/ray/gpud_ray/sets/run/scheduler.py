@@ -197,11 +197,16 @@ class Scheduler:
 
     # -- the run
 
-    def accept(self, count: int, limit_s: float) -> None:
+    def accept(self, count: int, limit_s: float, ended: Callable[[], str] = lambda: "") -> None:
         """Wait for nodes.
 
+        Args:
+            count: how many.
+            limit_s: the most seconds.
+            ended: the name of a node that has ended instead; empty: none has.
+
         Raises:
-            NoNodes: fewer than ``count`` came.
+            NoNodes: fewer came.
         """
         end_s = time.monotonic() + limit_s
         came: queue.SimpleQueue[tuple[Any, Message]] = queue.SimpleQueue()
@@ -209,12 +214,14 @@ class Scheduler:
         thread.start()
         while len(self._nodes) < count:
             try:
-                connection, message = came.get(timeout=max(0.0, end_s - time.monotonic()))
+                self._add_node(*came.get(timeout=_WAIT_S))
             except queue.Empty:
-                raise NoNodes(
-                    f"{len(self._nodes)} of {count} nodes connected within {limit_s:g} s"
-                ) from None
-            self._add_node(connection, message)
+                if name := ended():
+                    raise NoNodes(f"{name} has ended before it was ready; see above") from None
+                if time.monotonic() > end_s:
+                    raise NoNodes(
+                        f"{len(self._nodes)} of {count} nodes connected within {limit_s:g} s"
+                    ) from None
         self.rooms = [Room(gpu) for gpu, _ in self._gpus.values()]
 
     def _accept(self, count: int, came: queue.SimpleQueue[tuple[Any, Message]]) -> None:
