@@ -1,6 +1,8 @@
 """What one warm launch costs on its way: Python calls, files, processor time, in each process.
 
     python bench/bench_launch_path.py [--rounds N] [--jobs N] [--functions N] [--short]
+    python bench/bench_launch_path.py --stages          # where one job's time goes, by function
+    python bench/bench_launch_path.py --before FOLDER   # beside another tree, in turns
 
 A launch passes the client, the front and the device host. Two private daemons are measured with a
 kernel of one block whose arguments differ from job to job:
@@ -11,6 +13,11 @@ kernel of one block whose arguments differ from job to job:
 * processor time: in the second, without the hook, the processor time of each process over
   ``--jobs`` jobs, one at a time (round trips) and with 64 in flight (pipelined), from the kernel's
   accounting of its threads. The device host's includes the SM threads that run the task blocks.
+
+``--stages`` measures the processor time of the functions in `bench.harness.stages` instead, with
+round trips. ``--before`` runs a daemon and a client of each of two trees at once, with this Python,
+and gives each 200 jobs in turns: other programs then slow both down alike, and the median of the
+ratios of neighbours says what a change has brought.
 
 Prints the figures and the ``--functions`` most called functions of each process, and writes
 bench/results/launch_path.json; with --short it only prints.
@@ -36,11 +43,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
 from bench.harness.results import keep
+from bench.harness.stages import Spent, time_stages
 from bench.harness.timing import load, spread
+from bench.harness.two_trees import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = 'extern "C" __global__ void put(int* out, int i, float a) { out[i & 1023] = (int)a; }'
 CALLS, IN_FLIGHT, STREAMS = 400, 64, 8
+STAGE_JOBS = 2000
 SIDES = ("client", "front", "device host")
 _POLL_S = 0.02
 _HOOK = f"""
@@ -54,13 +64,21 @@ count_calls()
 # -- in every measured process -------------------------------------------------------------------
 
 
-def count_calls() -> None:
-    """Count the calls of Python functions in this process from now on.
+def count_calls(side: str | None = None) -> None:
+    """Count the calls of Python functions in this process from now on, or measure its stages.
 
     A thread writes the counts to ``$GPUD_CALLS/NAME-PID.json`` each time that a new file
     ``NAME.ask`` appears there. Threads started later are counted as well, that one is not.
+
+    Args:
+        side: of this process, if it is not to be found out.
     """
-    folder = Path(os.environ["GPUD_CALLS"])
+    if os.environ.get("GPUD_STAGES"):
+        side = side or _side_of(" ".join(sys.orig_argv))
+        if side is not None:
+            spent = time_stages(side)
+            _answer(lambda: [[*row, name] for name, row in list(spent.items())])
+        return
     counts: Counter[tuple[str, str]] = Counter()
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -68,21 +86,28 @@ def count_calls() -> None:
             code = frame.f_code
             counts[code.co_filename, code.co_qualname] += 1
 
+    _answer(lambda: [[*key, number] for key, number in list(counts.items())])
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+
+
+def _answer(rows_now: Callable[[], list[list[Any]]]) -> None:
+    """Have a thread write rows whenever it is asked."""
+    folder = Path(os.environ["GPUD_CALLS"])
+
     def answer() -> None:
         answered: set[str] = set()
         while folder.exists():
             for asked in folder.glob("*.ask"):
                 if asked.stem not in answered:
                     answered.add(asked.stem)
-                    rows = [[*key, number] for key, number in list(counts.items())]
+                    rows = rows_now()
                     part = folder / f"{asked.stem}-{os.getpid()}.part"
                     part.write_text(json.dumps({"command": sys.orig_argv, "calls": rows}))
                     part.rename(part.with_suffix(".json"))
             time.sleep(_POLL_S)
 
     threading.Thread(target=answer, name="counts", daemon=True).start()
-    threading.setprofile(profile)
-    sys.setprofile(profile)
 
 
 @contextmanager
@@ -95,7 +120,7 @@ def _counting(folder: Path) -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
-    count_calls()
+    count_calls("client")
     try:
         yield
     finally:
@@ -218,7 +243,7 @@ def _ask(folder: Path, name: str) -> dict[str, Counter[tuple[str, str]]]:
         time.sleep(_POLL_S)
         for path in folder.glob(f"{name}-*.json"):
             written = json.loads(path.read_text())
-            calls = Counter({(file, function): n for file, function, n in written["calls"]})
+            calls = Counter({(first, second): n for first, second, n in written["calls"]})
             own = int(path.stem.rpartition("-")[2]) == os.getpid()
             side = "client" if own else _side_of(" ".join(written["command"]))
             if side is not None:
@@ -261,6 +286,41 @@ def _short(file: str) -> str:
     return file
 
 
+def measure_stages(device: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return calls and us of a warm round trip, by side and stage, and of all else."""
+    os.environ["GPUD_STAGES"] = "1"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with _counting(folder), gc.local(device) as gpu:
+            pids = _sides(gpu.query("status")["pid"])
+            one = _one_by_one(gpu)
+            _repeat(one, 500)
+            had = {side: _processor_ns(pid) for side, pid in pids.items()}
+            before = _ask_stages(folder, "before")
+            _repeat(one, STAGE_JOBS)
+            after = _ask_stages(folder, "after")
+            took = {side: _processor_ns(pid) - had[side] for side, pid in pids.items()}
+    sides: dict[str, dict[str, tuple[float, float]]] = {}
+    for side in SIDES:
+        rows = {}
+        for stage, (calls, ns) in after[side].items():
+            calls_before, ns_before = before[side][stage]
+            rows[stage] = (
+                (calls - calls_before) / STAGE_JOBS, (ns - ns_before) / STAGE_JOBS / 1e3
+            )  # fmt: skip
+        rest = took[side] / STAGE_JOBS / 1e3 - sum(us for _, us in rows.values())
+        sides[side] = {**rows, "all else": (1.0, rest)}
+    return sides
+
+
+def _ask_stages(folder: Path, name: str) -> dict[str, Spent]:
+    asked: dict[str, Any] = _ask(folder, name)
+    return {
+        side: {stage: (calls, ns) for (calls, ns), stage in counts.items()}
+        for side, counts in asked.items()
+    }
+
+
 # -- reporting -------------------------------------------------------------------------------------
 
 
@@ -288,7 +348,18 @@ def main() -> int:
     parser.add_argument("--functions", type=int, default=0, help="most called ones to print")
     parser.add_argument("--device", default="cpu:1")
     parser.add_argument("--short", action="store_true", help="few jobs; writes no file")
+    parser.add_argument("--stages", action="store_true", help="the time of each stage, only")
+    parser.add_argument("--before", type=Path, help="a tree to compare with, only")
     options = parser.parse_args()
+    if options.stages:
+        for side, rows in measure_stages(options.device).items():
+            print(f"{side:<28}{'calls':>7}{'us':>8}")
+            for stage, (number, us) in rows.items():
+                print(f"  {stage:<26}{number:>7.1f}{us:>8.1f}")
+        return 0
+    if options.before is not None:
+        compare(options.before, options.device, 10 if options.short else 60)
+        return 0
     before = load()
     calls = measure_calls(options.device)
     jobs, rounds = (300, 2) if options.short else (options.jobs, options.rounds)
