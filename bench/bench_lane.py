@@ -5,6 +5,7 @@
 An empty kernel of one block with three arguments that differ from launch to launch, in a lane of
 the whole device. Beside it, in turns of the same run, stand a bare msgpack echo over a Unix socket
 and the same kernel as an ordinary job. ``submit`` is the time of one call while the ring has room.
+Then eight clients, processes with a lane each, launch at once, in turns with one alone.
 
 Prints the figures beside their aims and writes bench/results/lane.json; with --short it only
 prints.
@@ -16,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,12 @@ import gpud_client as gc
 from bench.harness.results import keep
 from bench.harness.timing import load
 from bench.load.echo_server import Echo
+from bench.load.lane_client import KERNEL, LaneClients
 from gpud.demo.metrics import percentile
 from gpud_client.launch.lane_jobs import LaneJob
 
-KERNEL = 'extern "C" __global__ void empty(float* x, unsigned n, float a) { }'
 CALLS, BATCH = 300, 400  # a batch fits into the ring
+CLIENTS, TURN_S = 8, 1.0
 AIMS = {"round_trip_ratio": 1.0, "submit_us": 4.0, "launches_a_second": 150_000.0}
 
 Sides = dict[str, list[float]]
@@ -84,6 +87,31 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
         "submit_us": {"p50": percentile(submits, 50), "p99": percentile(submits, 99)},
         "launches_a_second": percentile(rates, 50),
         "parts_us": parts,
+        "clients": several(device, max(2, rounds // 3)),
+    }
+
+
+def several(device: str, turns: int) -> dict[str, Any]:
+    """Launches a second of one client, and of several with a part of the device each, in turns."""
+    one: list[float] = []
+    together: list[float] = []
+    each: list[list[float]] = []
+    with gc.local(device) as gpu:
+        part = Fraction(gpu.device.sms, 2 * CLIENTS)  # all of them fit beside the first
+        with (
+            LaneClients(str(gpu.path), 1, Fraction(gpu.device.sms, 2)) as alone,
+            LaneClients(str(gpu.path), CLIENTS, part) as many,
+        ):
+            for _ in range(turns):
+                one += alone.run(TURN_S)
+                rates = many.run(TURN_S)
+                together.append(sum(rates))
+                each.append(rates)
+    means = [sum(rates) / turns for rates in zip(*each, strict=True)]
+    return {
+        "one": percentile(one, 50),
+        "together": percentile(together, 50),
+        "least_of_mean": min(means) / (sum(means) / CLIENTS),
     }
 
 
@@ -147,6 +175,12 @@ def report(found: dict[str, Any]) -> None:
     print(
         f"launches a second: {found['launches_a_second']:,.0f} (aim "
         f"{AIMS['launches_a_second']:,.0f})"
+    )
+    clients = found["clients"]
+    print(
+        f"{CLIENTS} clients with a lane each: {clients['together']:,.0f} launches a second "
+        f"together, one alone {clients['one']:,.0f} (aim: no less); the slowest has "
+        f"{clients['least_of_mean']:.2f} of the mean"
     )
 
 

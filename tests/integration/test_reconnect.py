@@ -118,13 +118,18 @@ def test_a_lane_ends_with_its_daemon_and_says_so(
         running = spin.submit(1, 1, (stop,), stream=lane)
         behind = add.submit(1, 2, (1.0, x, y, 2), stream=lane)
         name = f"lane {gpu.number}.{lane._number}"
-        restart = threading.Timer(0.2, lambda: (daemon.kill(), daemon.start()))
-        restart.start()
+
+        def restart() -> None:
+            daemon.kill()
+            daemon.start()
+
+        restarting = threading.Timer(0.2, restart)
+        restarting.start()
         for job in (running, behind):
             error = job.exception(TIMEOUT_S)
             assert isinstance(error, gc.ConnectionLost)
             assert "the lane has ended with its daemon" in str(error)
-        restart.join(TIMEOUT_S)
+        restarting.join(TIMEOUT_S)
         assert lane.closed
         with pytest.raises(gc.ConnectionLost, match=r"open another with gpu.lane\("):
             add.submit(1, 2, (1.0, x, y, 2), stream=lane)

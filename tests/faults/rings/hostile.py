@@ -41,12 +41,16 @@ extern "C" __global__ void sum(unsigned* out, Big big) {
     out[64] = all;
 }
 """
-PATIENCE_S = 30.0
+PATIENCE_S = 20.0
 AHEAD = 4  # lanes that are opened ahead
 HARMLESS = 24  # rings before the one that breaks a rule
 _SHARE = (1, 8)
 _EDGES = (0, 1, 2, 31, 127, 128, 1023, 1024, 1025, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 _DEVICES = (ring.TAIL, ring.COMPLETED, ring.BEGUN, ring.ENDED, ring.LISTENING)  # its words
+_WORDS = {
+    "head": ring.HEAD, "tail": ring.TAIL, "completed": ring.COMPLETED, "begun": ring.BEGUN,
+    "ended": ring.ENDED, "listening": ring.LISTENING,
+}  # fmt: skip
 _MASK = 0xFFFFFFFF
 _GRIDS = ((1, 1, 1), (64, 1, 1), (2, 3, 4), (1, 1, 200), (65_536, 1, 1))
 
@@ -65,6 +69,7 @@ class Hostile:
     Attributes:
         rings: how many were tried, by what they were.
         lanes: how many were ended.
+        session: its number.
     """
 
     def __init__(self, path: str, chance: random.Random) -> None:
@@ -73,6 +78,7 @@ class Hostile:
         self.lanes = 0
         self._client = client = Raw(path)
         client.hello()
+        self.session = client.session
         self._module = client.ask(lambda r: wm.Compile(r, 0, SOURCE, ()), wm.Compiled).module
         for kernel in range(2):
             client.ask(self._measuring(kernel), wm.Measured)
@@ -151,7 +157,10 @@ class Hostile:
                 continue
             self._read(0.001)
             if time.monotonic() > end:
-                raise Wrong(f"hung: {what}, in lane {lane.number}")
+                words = {name: lane.word(at) for name, at in _WORDS.items()}
+                raise Wrong(
+                    f"hung: {what}, in lane {lane.number}, with {lane.launches} launches: {words}"
+                )
 
     # -- rings
 

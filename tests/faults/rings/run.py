@@ -60,15 +60,19 @@ def measure(gpu: gc.Session, rings: int, seed: int, seconds: float = 3600.0) -> 
         warm = settled(front)
         began, before = time.monotonic(), 0
         try:
-            hostile.try_one_lane()  # caches are warm
-            warm = settled(front)
+            hostile.try_one_lane()
             began, before = time.monotonic(), sum(hostile.rings.values())
+            settle = rings // 10
             while sum(hostile.rings.values()) - before < rings:
                 hostile.try_one_lane()
+                if settle and sum(hostile.rings.values()) - before > settle:
+                    warm, settle = settled(front), 0
                 if time.monotonic() - began > seconds:
                     break
         except Wrong as error:
-            wrong.append(f"{error} (seed {seed}, after {hostile.lanes} lanes)")
+            rows = [row for row in gpu.query("jobs")["jobs"] if row["session"] == hostile.session]
+            few = {row["id"]: (row["state"], row["allocation"], row["progress"]) for row in rows}
+            wrong.append(f"{error} (seed {seed}, after {hostile.lanes} lanes; its lanes: {few})")
         took_s = time.monotonic() - began
         hostile.close()
         back_ms = until_back(gpu, time.monotonic_ns(), 2)

@@ -236,14 +236,17 @@ class LaneRun(CPURun):
     def retire(self) -> None:
         """Have its blocks leave once the present launch is over; the run is over then."""
         with self._scheduler.lock:
-            self.lane["retire"] = 1
-            self._wake()
+            if not self.over:  # else the lane has another run
+                self.lane["retire"] = 1
+                self._wake()
             self._scheduler.update([self])
         self._scheduler.notify_over()
 
     def end(self) -> None:
         """Release all blocks; see `CPURun.end`."""
-        self.lane["retire"] = 1
+        with self._scheduler.lock:
+            if not self.over:
+                self.lane["retire"] = 1
         super().end()
         self._wake()
 
