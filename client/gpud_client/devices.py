@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +12,7 @@ __all__ = ["Device"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of the daemon.
+    """A device of the daemon; with another online_sms it is the same one.
 
     Attributes:
         index: From 0, in the order of the daemon's ``--device`` options.
@@ -33,7 +33,7 @@ class Device:
     sms: int
     memory: int
     capability: Any
-    online_sms: Fraction
+    online_sms: Fraction = field(compare=False)
     arrays: str = "shared"
     exclusive_step: int = 0
 

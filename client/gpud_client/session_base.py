@@ -396,7 +396,7 @@ class SessionBase(Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]):
                 f"the next daemon has other devices: {', '.join(one.name for one in devices)}; "
                 "connect to it anew, and make arrays and kernels again"
             )
-        self._devices = self._devices or devices
+        self._devices = devices
         self._limits, self._daemon = welcome.limits, welcome.daemon
         if self._core.checking is not None:
             yield from self._core.checking.open(self._devices)

@@ -313,6 +313,17 @@ def test_a_terminal_shows_what_is_being_done(daemon: Daemon) -> None:
 # -- looking and managing ------------------------------------------------------------------------
 
 
+def test_run_says_what_is_lost_with_its_daemon() -> None:
+    with Daemon() as own:
+        process = own.serve()
+        with own.slow() as command:
+            job = own.job("running")
+            process.kill()
+            _, err = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert f"it has ended; job {job} and what it printed are lost" in err
+
+
 def test_values_of_settings_may_begin_with_a_dash(daemon: Daemon) -> None:
     status, out, err = daemon.gpuctl("config", "set", "rebalance_limit", "-3")
     assert (status, out) == (1, "")

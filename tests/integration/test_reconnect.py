@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,16 @@ def test_other_devices(daemon: Daemon) -> None:
         daemon.start("--device", "cpu:2")
         with pytest.raises(gc.ConnectionLost, match="other devices"):
             gpu.query("status")
+
+
+def test_other_settings_of_the_same_devices(daemon: Daemon) -> None:
+    with gc.connect(daemon.path, reconnect=True) as gpu:
+        array = gpu.zeros(3)
+        daemon.kill()
+        daemon.start("--offline-floor", "25%")
+        assert array.get().tolist() == [0, 0, 0]
+        assert gpu.device.online_sms == Fraction(3, 4)
+        assert array.device == gpu.device
 
 
 def test_closing_while_there_is_no_daemon(daemon: Daemon) -> None:

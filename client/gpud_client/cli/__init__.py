@@ -17,7 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Of the command line, without the program's name; those of this process if None.
     """
-    from gpud_client.cli.app import app
-    from gpud_client.cli.exit_status import NO_DAEMON, run
+    try:
+        from gpud_client.cli.app import app
+        from gpud_client.cli.exit_status import NO_DAEMON, run
+    except KeyboardInterrupt:  # loading takes a moment
+        return 130
 
     return run(app, arguments, "gpuctl", lost=NO_DAEMON)

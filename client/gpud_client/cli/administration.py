@@ -8,11 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from gpud.errors import ConnectionLost, Draining
+from gpud.errors import ConnectionLost, Draining, GpudError
 from gpud_client.cli import formatting
 from gpud_client.cli.output import JsonOption, SocketOption, connect, emit, say
 
 __all__ = ["drain", "pause", "resume"]
+
+
+def _known(incomplete: str) -> list[tuple[str, str]]:
+    """Return devices whose names have the prefix that was typed, for completion."""
+    with suppress(GpudError), connect(None) as client:
+        return [
+            (row["spec"], formatting.text(row["name"]))
+            for row in client.welcome.devices
+            if row["spec"].startswith(incomplete)
+        ]
+    return []
+
 
 _DeviceOption = Annotated[
     list[str] | None,
@@ -21,6 +33,7 @@ _DeviceOption = Annotated[
         metavar="DEVICE",
         help="Only this one, by its number or name in gpuctl status; may be given several times.",
         show_default=False,
+        autocompletion=_known,
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -30,8 +31,21 @@ _SETTINGS = (
     Column("live", "changes take effect", lambda live: "at once" if live else "at a restart"),
 )
 
+
+def _known(incomplete: str) -> list[tuple[str, str]]:
+    """Return settings with the prefix that was typed, and what they mean, for completion."""
+    with suppress(GpudError), connect(None) as client:
+        return [
+            (row["key"], formatting.text(row["meaning"]))
+            for row in client.query("config").get("settings", [])
+            if row["key"].startswith(incomplete)
+        ]
+    return []
+
+
 _KeyArgument = Annotated[
-    str, typer.Argument(metavar="SETTING", help="As gpuctl config show has it.")
+    str,
+    typer.Argument(metavar="SETTING", help="As gpuctl config show has it.", autocompletion=_known),
 ]
 
 config = typer.Typer(

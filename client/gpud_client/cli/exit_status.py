@@ -92,7 +92,8 @@ def _usage(error: Any, name: str) -> int:
     message = error.format_message()
     if not message:  # a subcommand is missing: help has been shown
         return USAGE
-    message = " ".join(message.split()).rstrip(".")
+    # The parser of options with choices puts the kind of its own error first.
+    message = " ".join(message.split()).rstrip(".").replace(": Value error, ", ": ")
     return _failed(f"{where}: {message}; see {where} --help", USAGE)
 
 

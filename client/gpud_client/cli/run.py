@@ -227,6 +227,10 @@ def run(
             say("checked: nothing was found")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+    if isinstance(problem, ConnectionLost):
+        lost = str(problem).partition("; ")[0]
+        typer.echo(f"gpuctl: {lost}; job {report['job']} and what it printed are lost", err=True)
+        raise typer.Exit(FAILED)
     if problem is not None:
         typer.echo(f"gpuctl: job {report['job']} {report['state']}: {problem}", err=True)
         raise typer.Exit(FAILED)

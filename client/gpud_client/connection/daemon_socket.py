@@ -38,7 +38,7 @@ def connect_socket(path: str | os.PathLike[str]) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise ConnectionLost(_why(os.fspath(path), error)) from error
+        raise ConnectionLost(_why(os.fspath(path), error)) from None
     return sock
 
 

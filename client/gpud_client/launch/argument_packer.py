@@ -118,9 +118,8 @@ class ArgumentPacker:
                 ) from None
             if len(args) == len(fields):
                 raise
-            raise TypeError(
-                f"{self._name} takes {len(fields)} arguments, not {len(args)}"
-            ) from None
+            takes = f"{len(fields)} argument{'s' * (len(fields) != 1)}"
+            raise TypeError(f"{self._name} takes {takes}, not {len(args)}") from None
         return values, arrays
 
 

@@ -145,7 +145,13 @@ def test_status_waits_for_a_daemon_that_is_starting(
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("gpuctl hi", ["history"]), ("gpuctl resize ", ["3.17", "4.1"]), ("gpuctl cancel 4", ["4.1"])],
+    [
+        ("gpuctl hi", ["history"]),
+        ("gpuctl resize ", ["3.17", "4.1"]),
+        ("gpuctl cancel 4", ["4.1"]),
+        ("gpuctl config set gr", ["grace"]),
+        ("gpuctl pause --device c", ["cpu:8"]),
+    ],
 )
 def test_the_shell_completes_commands_and_jobs(
     typed: str, offered: list[str], peer: Peer, monkeypatch: pytest.MonkeyPatch,
@@ -163,6 +169,13 @@ def test_ps_all_has_the_ended_jobs_first(peer: Peer, capsys: pytest.CaptureFixtu
     assert main(["ps", "--all", "--json"]) == DONE
     rows = json.loads(capsys.readouterr().out)["jobs"]
     assert [row["id"] for row in rows] == ["2.5", "3.17", "4.1"]
+
+
+def test_a_wrong_choice_is_told_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--state", "lost"]) == USAGE
+    said = capsys.readouterr().err
+    assert "'lost' is not one of 'done', 'failed', 'cancelled'; see gpuctl history --help" in said
+    assert "Value error" not in said
 
 
 def test_history_and_report_choose_jobs_alike(peer: Peer) -> None:
