@@ -37,7 +37,7 @@ _MATRICES = (
 # Pages whose examples start a daemon each; README's run for every change.
 _PAGES = (
     *("check-a-kernel.md", "client.md", "debug-a-kernel.md", "first-kernel.md", "lanes.md"),
-    *("share-a-gpu.md", "use-notebooks.md", "workloads.md"),
+    *("share-a-gpu.md", "use-notebooks.md", "training.md", "workloads.md"),
 )
 
 CI = (
@@ -115,6 +115,7 @@ CI = (
     "tests/integration/test_reconnect.py",
     "tests/integration/test_shares.py",
     "tests/integration/test_why.py::test_why_of_a_job_that_has_ended",
+    "tests/integration/test_workload_moves.py::test_a_client_killed_while_its_region_moves",
     "tests/integration/test_workloads.py::test_a_client_that_is_killed_in_its_turn",
     "tests/integration/test_workloads.py::test_the_list_shows_zones_to_scale",
     "tests/integration/test_workloads.py::test_training_in_turns_has_the_losses_of_training_alone",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,69 +20,18 @@ from bench.bench_workloads import SHORT_SAMPLES, device_bytes
 from bench.load.training import MODELS, Model
 from gpud.wire import messages as wm
 from gpud_client.connection.pending import Notification
-from gpud_client.launch import submission
+from tests.integration.workload_programs import (
+    STEP,
+    N,
+    awaited,
+    begin,
+    expected,
+    gpuctl,
+    overstays,
+    serving,
+    train,
+)
 from tests.support.allocation_trace import trace
-from tests.support.daemon_process import DaemonProcess
-
-STEP = r"""
-extern "C" __global__ void step(float* kept, float* scratch, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) { scratch[i] = kept[i] * 0.5f; kept[i] = kept[i] - scratch[i] + 1.0f; }
-}
-extern "C" __global__ void linger(int* out, long long turns) {
-    volatile int a = 0;
-    for (long long i = 0; i < turns; ++i) a = a + 1;
-    out[0] = a;
-}
-extern "C" __global__ void poke(float* own, unsigned long long where) {
-    own[0] = *(float*)where;
-}"""
-N = 1 << 12
-WIDE = 1 << 20
-
-
-@contextmanager
-def serving(*options: str) -> Iterator[DaemonProcess]:
-    with DaemonProcess() as daemon:
-        daemon.serve(*options)
-        yield daemon
-        assert not daemon.bugs()
-
-
-def gpuctl(daemon: DaemonProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from gpud_client.cli import main; raise SystemExit(main())",
-            *arguments,
-        ],
-        env=daemon.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def train(gpu: Any, work: Any, iterations: int, seen: Callable[[], None] = lambda: None) -> Any:
-    """Iterate, closing at the end; returns what persisted."""
-    kernel = gpu.kernel(STEP, "step", device=work.device)
-    kept = work.zeros(N, np.float32)
-    for number in range(iterations):
-        with work.iteration() as turn:
-            seen()
-            scratch = turn.empty(N, np.float32)
-            kernel.submit(grid=N // 256, block=256, args=(kept, scratch, N))
-        assert work.iterations_begun == number + 1
-    return kept.get()
-
-
-def expected(iterations: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    kept = np.zeros(N, np.float32)
-    for _ in range(iterations):
-        kept = kept - kept * np.float32(0.5) + np.float32(1)
-    return kept
 
 
 def test_two_programs_take_turns_and_keep_their_values() -> None:
@@ -112,290 +58,6 @@ def test_two_programs_take_turns_and_keep_their_values() -> None:
             assert answer["workloads"] == []
             assert answer["devices"][0]["persistent_bytes"] == 0
             assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
-
-
-def train_movable(gpu: Any, work: Any, iterations: int, first: float) -> Any:
-    """Train as `train` from ``first``, all within iterations; returns what persisted."""
-    kernel = gpu.kernel(STEP, "step", device=work.device)
-    kept: Any = None
-    for number in range(iterations):
-        with work.iteration(last=number == iterations - 1) as turn:
-            if kept is None:
-                kept = work.array(np.full(WIDE, first, np.float32))
-            scratch = turn.empty(WIDE, np.float32)
-            kernel.submit(grid=WIDE // 256, block=256, args=(kept, scratch, WIDE))
-            if number == iterations - 1:
-                return kept.get()
-    return None
-
-
-def test_regions_move_to_host_memory_and_back_where_they_do_not_fit() -> None:
-    with serving("--memory", "16MiB", "--turn-slice", "5ms") as daemon:
-        kept: dict[int, Any] = {}
-
-        def run(number: int) -> None:  # 4 x 6 MiB persist, of 16, beside 4 that are temporary
-            with gc.connect(daemon.path) as gpu:
-                work = gpu.workload("6MiB", "4MiB", offset=0, movable=True)
-                kept[number] = train_movable(gpu, work, 30, number)
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        with gc.connect(daemon.path) as gpu:
-            seen = _await(lambda: _away(gpu), 2)
-            assert set(seen) <= {"moving to host memory", "in host memory", "moving to the device"}
-            device = gpu.query("workloads")["devices"][0]
-            assert device["persistent_bytes"] + device["temporary_bytes"] <= 16 << 20
-            shown = gpuctl(daemon, "workloads").stdout
-            assert "in host memory" in shown
-            for thread in threads:
-                thread.join(60)
-            for number in range(4):
-                alone = np.full(WIDE, number, np.float32)
-                for _ in range(30):
-                    alone = alone - alone * np.float32(0.5) + np.float32(1)
-                np.testing.assert_array_equal(kept[number], alone)
-            moved = gpu.query("workloads")["moved"]
-            assert moved["moved_bytes"] >= 4 * WIDE * 4
-            assert moved["away_bytes"] == 0
-            assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
-
-
-def _away(gpu: Any) -> list[Any]:
-    return list(gpu.query("workloads")["devices"][0]["away"].values())
-
-
-def test_what_a_movable_workload_keeps_is_used_within_iterations() -> None:
-    with gc.local("cpu:1") as gpu:
-        with pytest.raises(ValueError, match="gpuctl workloads shows what"):
-            gpu.workload(movable=True)
-        work = gpu.workload("1MiB", "1MiB", offset=0, movable=True)
-        assert work.movable
-        with pytest.raises(ValueError, match="make its arrays within an iteration"):
-            work.zeros(4)
-        with work.iteration():
-            array = work.array(np.array([1, 2, 3], np.int32))
-        kernel = gpu.kernel(STEP, "linger")
-        for use in (array.get, array.numpy, lambda: kernel.submit(1, 1, (array, 1))):
-            with pytest.raises(ValueError, match="use it within one"):
-                use()
-        assert "freed" not in repr(array)
-        with work.iteration():
-            assert array.get().tolist() == [1, 2, 3]
-            array.free()
-        with work.iteration(), pytest.raises(ValueError, match="was freed"):
-            array.get()
-
-
-def test_a_job_uses_the_memory_of_one_workload_in_its_iterations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with gc.local("cpu:1") as gpu:
-        one, two = gpu.workload("1MiB", "1MiB", 0), gpu.workload("1MiB", "1MiB", 0)
-        step, poke = gpu.kernel(STEP, "step"), gpu.kernel(STEP, "poke")
-        own, foreign = one.zeros(64, np.float32), two.zeros(64, np.float32)
-        with one.iteration() as turn:
-            scratch = turn.empty(64, np.float32)
-            mixed = f"array 1 of step is of workload {two.id}, and others are of {one.id}"
-            with pytest.raises(ValueError, match=mixed):
-                step.submit(1, 64, (own, foreign, 64))
-            # An address, which only the daemon sees.
-            job = poke.submit(1, 1, (own, np.uint64(foreign.ptr)))
-            message = f"argument 1 of poke is in the persistent memory of workload {two.id} "
-            with pytest.raises(gc.GpudError, match=message):
-                job.result(20)
-            step.submit(1, 64, (own, scratch, 64)).result(20)
-            poke.submit(1, 1, (own, np.uint64(scratch.ptr))).result(20)
-            claims: dict[tuple[int, int, int], str] = {
-                (99, 1, 0): "no workload w99",
-                (one._number, 2 << 20, 0): "2097152 bytes of the persistent memory",
-                (one._number, 1, 2 << 20): "2097152 bytes of the temporary memory",
-                (two._number, 1, 1): f"temporary memory of workload {two.id}, which is in no iter",
-            }
-            for claim, problem in claims.items():
-                monkeypatch.setattr(submission, "memory_used", lambda _, claim=claim: claim)
-                with pytest.raises(gc.GpudError, match=problem):
-                    step.submit(1, 64, (own, scratch, 64)).result(20)
-        monkeypatch.undo()
-        step.submit(1, 64, (own, own, 64)).result(20)  # what persists, also between iterations
-        movable = gpu.workload("1MiB", "1MiB", 0, movable=True)
-        claim = movable._number, 1, 0
-        monkeypatch.setattr(submission, "memory_used", lambda _: claim)
-        with pytest.raises(gc.GpudError, match=f"movable memory of workload {movable.id}"):
-            step.submit(1, 64, (own, own, 64)).result(20)
-
-
-def test_lanes_and_online_jobs_run_in_turns_and_between_them() -> None:
-    with serving("--turn-slice", "5ms") as daemon, gc.connect(daemon.path) as gpu:
-        step, linger = gpu.kernel(STEP, "step"), gpu.kernel(STEP, "linger")
-        one, two = gpu.workload("1MiB", "1MiB", 0), gpu.workload("1MiB", "1MiB", 0)
-        out = gpu.zeros(1, np.int32)
-        with gc.connect(daemon.path) as online, online.lane(reservation=1) as lane:
-            served = online.kernel(STEP, "linger")
-            theirs = online.zeros(1, np.int32)
-            kept = one.zeros(N, np.float32)
-            for _ in range(5):
-                with one.iteration() as turn:
-                    trains = step.submit(
-                        N // 256, 256, (kept, turn.empty(N, np.float32), N), quota=1
-                    )
-                    served.submit(1, 1, (theirs, 1000), stream=lane).result(20)  # in the turn
-                    served.submit(1, 1, (theirs, 1000), reservation=1).result(20)
-                    trains.result(20)
-                served.submit(1, 1, (theirs, 1000), stream=lane).result(20)  # after it
-                with two.iteration():
-                    linger.submit(1, 1, (out, 1000), reservation=1).result(20)
-            np.testing.assert_array_equal(kept.get(), expected(5))
-        with gpu.lane(reservation=1) as lane:  # an iteration ends when its launches have
-            with one.iteration() as turn:
-                scratch = turn.zeros(1, np.int32)
-                launch = linger.submit(1, 1, (scratch, 30_000_000), stream=lane)
-                assert not launch.done()
-            assert launch.done()
-            with two.iteration() as turn:
-                assert turn.new
-
-
-def test_a_paused_device_begins_no_iteration() -> None:
-    with (
-        serving("--turn-overstay", "50ms") as daemon,
-        gc.connect(daemon.path) as one,
-        gc.connect(daemon.path) as two,
-    ):
-        alone, other = one.workload("1MiB", "1MiB", 0), two.workload("1MiB", "1MiB", 0)
-        other.close()
-        with alone.iteration():  # on its own: it goes on without asking
-            assert gpuctl(daemon, "pause").returncode == 0
-            shown = gpuctl(daemon, "top", "--count", "1").stdout
-            assert f"1 workload: {alone.id} has had the turn for" in shown
-        other = two.workload("1MiB", "1MiB", 0)
-        began: list[float] = []
-        works = [alone, other]
-        threads = [
-            threading.Thread(target=lambda work=work: began.append(_begin(work))) for work in works
-        ]
-        for thread in threads:
-            thread.start()
-        states = _await(lambda: [row for row in _waiting(one) if row], 2)
-        assert len(states) == 2
-        time.sleep(0.2)
-        assert not began
-        assert not _overstays(one)
-        assert gpuctl(daemon, "resume").returncode == 0
-        for thread in threads:
-            thread.join(20)
-        assert len(began) == 2
-
-
-def _waiting(gpu: Any) -> list[Any]:
-    """Return the workloads that want to begin an iteration."""
-    return [row for row in gpu.query("workloads")["workloads"] if row["waits_for_turn"]]
-
-
-def test_two_threads_do_not_share_a_workload() -> None:
-    with gc.local("cpu:1") as gpu, gpu.workload("1MiB", "1MiB", 0) as work:
-        problems: list[str] = []
-
-        def other() -> None:
-            with pytest.raises(ValueError, match="of another thread or task") as problem:
-                work.iteration().__enter__()
-            problems.append(str(problem.value))
-
-        with work.iteration():
-            thread = threading.Thread(target=other)
-            thread.start()
-            thread.join(10)
-        assert "give each thread a workload of its own" in problems[0]
-        with work.iteration():
-            pass
-
-
-def test_what_persists_outlives_the_device_host() -> None:
-    """Its content is in files of the host, as is what a movable workload has away."""
-    with (
-        serving("--memory", "16MiB", "--turn-slice", "5ms") as daemon,
-        gc.connect(daemon.path) as one,
-        gc.connect(daemon.path) as two,
-    ):
-        works = [gpu.workload("9MiB", "2MiB", 0, movable=True) for gpu in (one, two)]
-        kept = []
-        for number, work in enumerate(works):
-            with work.iteration():
-                kept.append(work.array(np.full(WIDE, number, np.float32)))
-        linger = two.kernel(STEP, "linger")
-        with works[1].iteration() as turn:
-            assert "in host memory" in _away(one)
-            scratch = turn.zeros(1, np.int32)
-            job = linger.submit(1, 1, (scratch, 1 << 60))
-            _await(lambda: [job] if job.running() else [], 1)
-            os.kill(one.query("status")["devices"][0]["pid"], signal.SIGKILL)
-            with pytest.raises(gc.DeviceLost):
-                job.result(20)
-        for number, (gpu, work) in enumerate(zip((one, two), works, strict=True)):
-            step = gpu.kernel(STEP, "step")
-            with work.iteration() as turn:
-                assert (kept[number].get() == number).all()
-                step.submit(N // 256, 256, (kept[number], turn.zeros(N, np.float32), N))
-                assert kept[number].get()[0] == number / 2 + 1
-
-
-def test_without_host_memory_a_movable_workload_waits() -> None:
-    with (
-        serving("--memory", "16MiB", "--moved-memory", "0") as daemon,
-        gc.connect(daemon.path) as one,
-        gc.connect(daemon.path) as two,
-    ):
-        first = one.workload("8MiB", "2MiB", offset=0, movable=True)
-        opened: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: opened.append(two.workload("8MiB", 0, 0, movable=True))
-        )
-        thread.start()
-        states = _await(lambda: [row["state"] for row in one.query("workloads")["workloads"]])
-        assert states == ["idle", "waiting for memory"]
-        first.close()
-        thread.join(10)
-        assert opened
-
-
-def test_a_client_killed_while_its_region_moves_is_missed_by_nobody() -> None:
-    script = (
-        "import gpud_client as gc, numpy as np\n"
-        "gpu = gc.connect()\n"
-        "work = gpu.workload('40MiB', '1MiB', offset=0, movable=True)\n"
-        "kept = None\n"
-        "while True:\n"
-        "    with work.iteration():\n"
-        "        if kept is None:\n"
-        "            kept = work.array(np.ones(10 << 20, np.float32))\n"
-        "            print('ready', flush=True)\n"
-    )
-    with serving("--memory", "64MiB", "--turn-slice", "2ms") as daemon:
-        children = []
-        for _ in range(2):
-            child = subprocess.Popen(
-                [sys.executable, "-c", script], env=daemon.environment, stdout=subprocess.PIPE
-            )
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-            children.append(child)
-        with gc.connect(daemon.path) as gpu:
-            for child in children:
-                _await(lambda: [one for one in _away(gpu) if one.startswith("moving")], 1)
-                child.send_signal(signal.SIGKILL)
-                child.wait()
-                assert child.stdout is not None
-                child.stdout.close()
-                work = gpu.workload("40MiB", "1MiB", offset=0, movable=True)
-                with work.iteration():
-                    assert not work.empty(10 << 20, np.float32).get().any()
-                work.close()
-            deadline = time.monotonic() + 10
-            while gpu.query("workloads")["moved"]["away_bytes"] and time.monotonic() < deadline:
-                time.sleep(0.01)
-            answer = gpu.query("workloads")
-            assert answer["workloads"] == []
-            assert answer["moved"]["away_bytes"] == 0
 
 
 def test_training_in_turns_has_the_losses_of_training_alone() -> None:
@@ -437,7 +99,7 @@ def test_a_workload_waits_until_there_is_room_and_one_too_large_is_refused() -> 
         opened: list[Any] = []
         thread = threading.Thread(target=lambda: opened.append(two.workload("6MiB", 0, 0)))
         thread.start()
-        states = _await(lambda: [row["state"] for row in one.query("workloads")["workloads"]])
+        states = awaited(lambda: [row["state"] for row in one.query("workloads")["workloads"]])
         assert states == ["idle", "waiting for memory"]
         first.close()
         thread.join(10)
@@ -446,13 +108,6 @@ def test_a_workload_waits_until_there_is_room_and_one_too_large_is_refused() -> 
         with pytest.raises(gc.OutOfMemory):
             one.zeros(11 << 20, np.uint8)
         one.zeros(9 << 20, np.uint8)
-
-
-def _await(ask: Callable[[], list[Any]], count: int = 2) -> list[Any]:
-    deadline = time.monotonic() + 10
-    while len(found := ask()) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
 
 
 def test_temporary_memory_is_zero_at_the_next_turn_and_its_arrays_end() -> None:
@@ -496,7 +151,7 @@ def test_a_workload_alone_asks_nobody_until_another_comes() -> None:
         row = one.query("workloads")["workloads"][0]
         assert (row["state"], row["iterations"]) == ("alone", 1)
         other = two.workload("1MiB", "1MiB")  # it comes between two iterations
-        assert _begin(other)
+        assert begin(other)
         assert one.query("workloads")["workloads"][0]["iterations"] == 50
         assert iterate()
         other.close()
@@ -504,7 +159,7 @@ def test_a_workload_alone_asks_nobody_until_another_comes() -> None:
         with work.iteration():
             later = two.workload("1MiB", "1MiB")  # within one
             began: list[float] = []
-            thread = threading.Thread(target=lambda: began.append(_begin(later)))
+            thread = threading.Thread(target=lambda: began.append(begin(later)))
             thread.start()
             time.sleep(0.2)
             assert not began
@@ -598,7 +253,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(caplog: pytest.LogCaptureFixt
         base, number = other._range.base, other._number
         gpu._channel.run(_by_hand(wm.EndIteration(number), wm.Free(0, base)))
         assert other.zeros(2).get().tolist() == [0, 0]
-        _await(lambda: [one for one in caplog.records if "refused" in one.message])
+        awaited(lambda: [one for one in caplog.records if "refused" in one.message])
     assert f"{other.id} is in no iteration" in caplog.text
     assert f"the memory at {base:#x} is a workload's" in caplog.text
 
@@ -632,7 +287,7 @@ def test_a_client_that_is_killed_in_its_turn_gives_everything_back(tmp_path: Pat
         with gc.connect(daemon.path) as gpu:
             work = gpu.workload("2MiB", "4MiB", offset=0)
             began: list[float] = []
-            thread = threading.Thread(target=lambda: began.append(_begin(work)))
+            thread = threading.Thread(target=lambda: began.append(begin(work)))
             thread.start()
             states = [row["state"] for row in _await_waiting(gpu)]
             assert states == ["iterating", "waiting for its turn"]
@@ -644,11 +299,6 @@ def test_a_client_that_is_killed_in_its_turn_gives_everything_back(tmp_path: Pat
             assert began, "the next workload never had its turn"
             assert work.zeros(4).get().tolist() == [0] * 4
             assert len(gpu.query("workloads")["workloads"]) == 1
-
-
-def _begin(work: Any) -> float:
-    with work.iteration():
-        return time.monotonic()
 
 
 def _await_waiting(gpu: Any) -> list[Any]:
@@ -670,9 +320,9 @@ def test_who_overstays_is_named_and_can_be_ended() -> None:
     ):
         slow, waiting = one.workload("1MiB", 0), two.workload("1MiB", 0)
         with slow.iteration():
-            thread = threading.Thread(target=lambda: _begin(waiting))
+            thread = threading.Thread(target=lambda: begin(waiting))
             thread.start()
-            events = _await(lambda: _overstays(one), 1)
+            events = awaited(lambda: overstays(one), 1)
             assert events[0]["workload"] == slow.id
             assert events[0]["waiting"] == 1
             done = gpuctl(daemon, "workloads", "--end", slow.id)
@@ -685,11 +335,6 @@ def test_who_overstays_is_named_and_can_be_ended() -> None:
         unknown = gpuctl(daemon, "workloads", "--end", "w99")
         assert unknown.returncode == 1
         assert "there is no workload w99" in unknown.stderr
-
-
-def _overstays(gpu: Any) -> list[Any]:
-    events = gpu.query("events")["events"]
-    return [event for event in events if event["event"] == "workload-overstays"]
 
 
 def test_the_list_shows_zones_to_scale() -> None:
