@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ import typer
 from gpud.errors import InvalidArgument
 from gpud_client.cli.exit_status import DONE, FAILED
 from gpud_client.cli.output import JsonOption, emit, say
+from gpud_ray.cli.nodes import AddressOption, connect
+from gpud_ray.cli.progress import progress
 from gpud_ray.sets.run.scheduler import POLICIES
 
 if TYPE_CHECKING:
@@ -42,13 +45,14 @@ def run_set(
     limits: Annotated[
         bool, typer.Option(help="Refuse tasks of 1,024 threads or over 2,048 MiB.")
     ] = True,
+    address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a set of tasks on all nodes; every task ends once, as done or as failed."""
     from gpud_ray.sets.setfile import read
 
     task_set = read(file, limits=limits)
-    run = _run(task_set, policy.value, local or [], tries)
+    run = _run(task_set, policy.value, local or [], tries, address)
     if as_json:
         emit(
             {
@@ -77,46 +81,28 @@ def make_set(
     write(file, random_set(tasks, seed, most_mb=memory))
 
 
-def _run(task_set: TaskSet, policy: str, local: list[str], tries: int) -> Run:
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _run(task_set: TaskSet, policy: str, local: list[str], tries: int, address: str | None) -> Run:
     from gpud_ray.sets.run.nodes import run_locally, run_on_ray
 
     nodes = [tuple(one.split(",")) for one in local]
     if any(not device for node in nodes for device in node):
         raise InvalidArgument("--local is one or more devices: cpu:1,cpu:1")
-    total = len(task_set.tasks)
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
-        bar = progress.add_task(f"{total} tasks", total=total)
-        failed = 0
+    if not nodes and find_spec("ray") is None:
+        raise InvalidArgument("Ray is not installed; --local cpu:1,cpu:1 runs a set without it")
+    if not nodes:
+        connect(address)
+    quiet = not sys.stderr.isatty()
+    with progress("tasks", len(task_set.tasks), quiet=quiet) as show:
+        ended = 0
 
-        def told(ended: Ended) -> None:
-            nonlocal failed
-            failed += ended.state == "failed"
-            progress.update(bar, advance=1, description=f"{total} tasks, {failed} failed")
+        def told(_: Ended) -> None:
+            nonlocal ended
+            ended += 1
+            show(ended)
 
         if nodes:
             return run_locally(task_set, nodes, policy=policy, tries=tries, told=told)
-        _connect()
         return run_on_ray(task_set, policy=policy, tries=tries, told=told)
-
-
-def _connect() -> None:
-    from gpud_ray.errors import NoCluster
-
-    try:
-        import ray
-    except ImportError:
-        raise InvalidArgument(
-            "Ray is not installed; --local cpu:1,cpu:1 runs a set without it"
-        ) from None
-    if not ray.is_initialized():
-        try:
-            ray.init("auto", log_to_driver=False, logging_level="ERROR")
-        except ConnectionError:
-            raise NoCluster("no Ray cluster is there: run `gpud-ray up`") from None
 
 
 def _print(run: Run, policy: str) -> None:
