@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import CI
 
 ROOT = Path(__file__).parents[2]
-SKIP = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+SKIP = {".git", ".venv", ".venv-ray", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 SKIP |= {".gpu", ".hypothesis", "build", "dist", "site"}
 
 # Written in pieces, so that this file does not name what it looks for.
