@@ -220,7 +220,7 @@ class FrameworkMemory:
         """Return the bytes that are free of both kinds of memory together, and all."""
         with self._lock:
             total = self.workload.persistent + self.workload.temporary
-            used = sum(block.one.size for block in self._blocks.values())
+            used = sum(block.one.size for block in self._blocks.copy().values())
             return max(0, total - used), total
 
     @property
@@ -336,7 +336,7 @@ class FrameworkMemory:
 
     def _blocks_in_zone(self) -> list[tuple[int, _Block]]:
         place = _TEMPORARY if self._profiled else _PROFILE
-        return [one for one in self._blocks.items() if one[1].place == place]
+        return [one for one in self._blocks.copy().items() if one[1].place == place]
 
     def _catch_up(self, stream: int | None) -> None:
         """Wait for other streams if they may still use memory that was freed on them."""
@@ -367,9 +367,8 @@ class FrameworkMemory:
 
     def _restore(self) -> None:
         """Write what was held back to its addresses."""
-        for address, values in self._held.items():
-            self._gpu.write(address, values)
-        self._held.clear()
+        while self._held:  # finalizers may free some meanwhile
+            self._gpu.write(*self._held.popitem())
 
     def _give_up_turn(self) -> None:
         turn, self._turn = self._turn, None

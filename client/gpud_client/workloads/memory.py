@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -40,7 +41,7 @@ class MemoryRange:
         self._unended = unended
         self._lock = threading.Lock()
         self._holes = [(0, size)] if size else []  # (offset, end), sorted
-        self._deferred: list[tuple[frozenset[int], int, int]] = []
+        self._deferred: deque[tuple[frozenset[int], int, int]] = deque()
 
     def take(self, size: int) -> int | None:
         """Return the address of a new part; None: no hole is large enough."""
@@ -67,9 +68,14 @@ class MemoryRange:
         """Make a part free, once the jobs that were submitted so far have ended."""
         using = frozenset(self._unended)
         start = address - self.base
-        with self._lock:
-            self._deferred.append((using, start, start + _aligned(size)))
-            self._settle()
+        self._deferred.append((using, start, start + _aligned(size)))
+        # A finalizer may call this within another call of this thread, which goes on then: what is
+        # deferred is free at the next `take`.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
 
     def grow(self, size: int) -> None:
         """Make the range ``size`` bytes long, which is more than before."""
@@ -101,14 +107,14 @@ class MemoryRange:
             ]
 
     def _settle(self) -> None:
-        waiting = []
-        for using, start, end in self._deferred:
+        # One by one, as others append to it meanwhile.
+        for _ in range(len(self._deferred)):
+            using, start, end = self._deferred.popleft()
             if any(number in self._unended for number in using):
-                waiting.append((using, start, end))
+                self._deferred.append((using, start, end))
             else:
                 self.used -= end - start
                 self._insert(start, end)
-        self._deferred = waiting
 
     def _insert(self, start: int, end: int) -> None:
         holes: list[tuple[int, int]] = []

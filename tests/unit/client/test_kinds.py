@@ -26,6 +26,7 @@ from gpud_client.workloads.kinds import (
     KindLearner,
     needed_sizes,
 )
+from gpud_client.workloads.memory import MemoryRange
 from tests.support.allocation_trace import trace
 
 RECORDING = Path(__file__).parent / "recordings" / "pytorch_adam.json.gz"
@@ -216,3 +217,12 @@ def test_parts_of_a_granule_or_more_share_theirs_with_nobody() -> None:
     parts.restrict([(0, 4 << 10), (8 << 10, 20 << 10)])
     assert parts.take(3000) == 768
     assert parts.take(3000) is None, "what is restricted has no room elsewhere"
+
+
+def test_a_part_may_be_given_back_by_a_finalizer_within_another_call() -> None:
+    memory = MemoryRange(0, 1024, ())
+    first = memory.take(512)
+    assert first == 0
+    with memory._lock:  # as in `take`, where the collector may begin
+        memory.give_back(first, 512)
+    assert memory.take(512) == 0
