@@ -118,7 +118,7 @@ def test_an_executor_that_dies_is_replaced_and_its_tasks_are_tried_again(tmp_pat
 
 
 def test_a_node_that_dies_leaves_its_tasks_to_the_others(tmp_path: Path) -> None:
-    with started_locally(sleeping(tmp_path, 12, 0.5), NODES, policy="egs") as (scheduler, nodes):
+    with started_locally(sleeping(tmp_path, 12, 1.0), NODES, policy="egs") as (scheduler, nodes):
 
         def kill() -> None:
             running(tmp_path, 4)
