@@ -43,7 +43,7 @@ class CheckingDevice(CheckedDevice):
 
     def __init__(self, device: Any) -> None:
         super().__init__(device, _ARENA_BYTES)
-        self._shown = _Memory(self._memory.address, self._memory.view)
+        self._shown = _Memory(self.arena[0], self._view)
         self._end = BOARD_BYTES
         self._listed: list[weakref.ref[_Array]] = []
         self.board = Board(self._shown)  # type: ignore[arg-type]
@@ -53,14 +53,14 @@ class CheckingDevice(CheckedDevice):
         wanted = -(-allocation_bytes(size) // 4096) * 4096
         if not any(one() is not None for one in self._listed):
             self._listed.clear()
-            self._memory.view[BOARD_BYTES : self._end] = 0
+            self._view[BOARD_BYTES : self._end] = 0
             self._end = BOARD_BYTES
             self.board.rows.clear()
         start, self._end = self._end, self._end + wanted
         base, most = self.arena
         if self._end > most:
             raise MemoryError(f"the tests' arena of {most} bytes is full")
-        view = self._memory.view[start : start + size]
+        view = self._view[start : start + size]
         array = _Array(base + start, view)
         self._listed.append(weakref.ref(array))
         self.board.add(base + start, size, 1, f"array {len(self._listed)}")
