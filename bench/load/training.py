@@ -186,6 +186,7 @@ class Model:
         values = [array for batch in self.batches for array in (batch.x, batch.y)]
         values += self.first().values()
         values += [np.zeros(shape, np.float32) for shape in self.shapes.values()]
+        arrays: list[Any] = []
         if swapped_s is None:
             with work.iteration():
                 arrays = [work.array(one) for one in values]
