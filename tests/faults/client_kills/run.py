@@ -67,7 +67,8 @@ def main() -> int:
     names = [one for one in DEATHS if "lane" in one] if options.lanes else []
     kills = min(60, options.kills) if options.short else options.kills
     found = measure(options.device, kills, options.seed, names)
-    found["connections"] = connections(options.device, 500 if options.short else CONNECTIONS)
+    if not options.lanes:
+        found["connections"] = connections(options.device, 500 if options.short else CONNECTIONS)
     report(found)
     if not options.short:
         keep(
@@ -290,12 +291,13 @@ def report(found: dict[str, Any]) -> None:
         rows[f"private memory of the {role}"] = (
             f"{before['private_mib'][role]} -> {after['private_mib'][role]} MiB"
         )
-    many = found["connections"]
-    rows["connections at once"] = (
-        f"{many['connections']:,}, opened in {many['seconds_to_open']} s, closed in "
-        f"{many['seconds_to_close']} s, {many['kib_of_a_session']} KiB each"
-    )
-    rows["one more is told"] = many["one_more"][:70]
+    many = found.get("connections")
+    if many:
+        rows["connections at once"] = (
+            f"{many['connections']:,}, opened in {many['seconds_to_open']} s, closed in "
+            f"{many['seconds_to_close']} s, {many['kib_of_a_session']} KiB each"
+        )
+        rows["one more is told"] = many["one_more"][:70]
     for name, value in rows.items():
         print(f"{name:<52}{value}")
     for text in [*found["wrong"], *found["leaks"]]:

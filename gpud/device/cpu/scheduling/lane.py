@@ -127,24 +127,20 @@ class CPULane:
             return max(0, began - self._lane.long("accepted_ns")) if began else 0
 
     def end(self) -> None:
-        """Run no further launch; running task blocks go on to their end, and the lane ends."""
-        self._end(kill=False)
+        """End the lane: no further launch begins, and running blocks leave at their next kill poll.
 
-    def kill(self) -> None:
-        """Do `end`, and have running blocks leave at their next kill poll."""
-        self._end(kill=True)
-
-    def _end(self, *, kill: bool) -> None:
+        Who closes a lane in order has waited for its launches: nobody waits for what runs now.
+        """
         with self._scheduler.lock:
             self._ending = True
             run = self._run
             idle = run is None and not self._over
         if run is not None:
-            if kill:
-                run.kill()
-            run.end()
+            run.kill()
         elif idle:
             self._finish()
+
+    kill = end
 
     # -- launches
 

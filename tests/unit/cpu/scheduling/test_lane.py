@@ -212,3 +212,18 @@ def test_a_head_beyond_the_ring_and_a_record_cut_short_end_the_lane() -> None:
         lane.publish(1)
         assert lane.over.wait(LIMIT_S)
         assert "fewer are written" in str(lane.lane.error)
+
+
+def test_a_run_that_is_over_retires_no_other_run_of_its_lane() -> None:
+    with LaneDriver() as lane:
+        lane.complete(lane.launch("add", lane.pointer()))
+        before = lane.lane._run
+        assert before is not None
+        lane.lane.cancel(lane.launch("spin", lane.pointer(1)))  # its end begins another run
+        lane.wait(lambda: lane.ended)
+        lane.wait(lambda: lane.lane._run is not None and lane.lane._run is not before)
+        before.retire()
+        before.end()
+        assert not lane.lane._lane["retire"]
+        lane.complete(lane.launch("add", lane.pointer()))
+        assert lane.words[0] == 2
