@@ -180,6 +180,7 @@ def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
             drive(fake, device, job)
         arena.release(0, 100)
         arena.close()
+        os.close(device.zone.lend(100))
 
 
 @pytest.mark.skipif(find_library("cuda") is not None, reason="here they would do something")

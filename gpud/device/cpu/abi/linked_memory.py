@@ -14,12 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["ARENA_SYMBOL", "HEAP_SYMBOL", "LinkedMemory", "arena_at", "heap_at", "symbols"]
+__all__ = [
+    "ARENA_SYMBOL",
+    "HEAP_SYMBOL",
+    "MOST_ALIGN",
+    "LinkedMemory",
+    "arena_at",
+    "heap_at",
+    "symbols",
+]
 
 ARENA_SYMBOL = "gpud.arena"
 HEAP_SYMBOL = "gpud.heap"
-_MOST_ALIGN = 4096
-"""What is mapped begins at a page. More would differ from session to session."""
+MOST_ALIGN = 4096
+"""What all of it begins at: a page, as all that is mapped. More would differ between sessions."""
 
 
 class LinkedMemory(NamedTuple):
@@ -39,7 +47,7 @@ class LinkedMemory(NamedTuple):
         if memory is None:
             return None
         address, size = memory
-        return cls(min(address & -address, _MOST_ALIGN) or _MOST_ALIGN, size)
+        return cls(min(address & -address, MOST_ALIGN) or MOST_ALIGN, size)
 
     def declaration(self, symbol: str) -> str:
         """Return LLVM's declaration of the first byte."""

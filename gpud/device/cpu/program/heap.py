@@ -32,6 +32,7 @@ import numpy as np
 
 from gpud.device import jit
 from gpud.device.cpu.abi.layout import align_up
+from gpud.device.cpu.abi.linked_memory import MOST_ALIGN
 from gpud.device.cpu.abi.record_access import compare, load, offset, store
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
@@ -67,9 +68,9 @@ class Heap:
     def __init__(self, size: int = HEAP_BYTES) -> None:
         granules = size // GRANULE
         following = align_up(_NOTES + granules, 8)
-        self._memory = np.zeros(size + following + 4 * granules + 64, np.uint8)
+        self._memory = np.zeros(size + following + 4 * granules + MOST_ALIGN, np.uint8)
         first = self._memory.ctypes.data
-        self.address: int = align_up(first, 64)
+        self.address: int = align_up(first, MOST_ALIGN)
         self.size = size
         start = self.address - first + size
         self._memory[start : start + 16].view(np.uint64)[:] = (self.address, size)

@@ -16,6 +16,7 @@ Properties:
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from gpud.device.cuda.driver.calls import DriverError
@@ -40,9 +41,14 @@ class TemporaryZone:
     """
 
     def __init__(self, context: Context, reserve: Reserve, staging: Staging) -> None:
-        self._memory = VirtualMemory(context, reserve, staging)
+        self._parts = context, reserve, staging
         self._handle: Any = None
         self.size = 0
+
+    @cached_property
+    def _memory(self) -> VirtualMemory:
+        # Made when a program wants it: a GPU without it serves all others.
+        return VirtualMemory(*self._parts)
 
     def lend(self, size: int) -> int:
         """Return a descriptor of the allocation, which the caller closes.
