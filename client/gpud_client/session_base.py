@@ -230,7 +230,9 @@ class SessionBase(
                 f"the next daemon has other devices: {', '.join(one.name for one in devices)}; "
                 "connect to it anew, and make arrays and kernels again"
             )
-        self._devices = devices
+        for known, device in zip(self._devices, devices, strict=False):
+            known._adopt(device)  # the same objects: arrays and kernels know theirs by identity
+        self._devices = self._devices or devices
         self._limits, self._daemon = welcome.limits, welcome.daemon
         if self._core.checking is not None:
             yield from self._core.checking.open(self._devices)
