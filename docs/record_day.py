@@ -3,7 +3,7 @@
     python docs/record_day.py
 
 Every output on that page was printed, by a daemon and programs that this script starts in a folder
-of its own; it takes about a minute. Commands run in a terminal of 100 columns. Names of folders and
+of its own; it takes three minutes. Commands run in a terminal of 100 columns. Names of folders and
 users and process ids are replaced, nothing else. Where the script runs as root, robert is another
 user; elsewhere what robert sees is left out.
 """
@@ -32,6 +32,9 @@ from typing import Any
 
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from docs.day_programs import PROGRAMS
 from gpud_client.cli.top import picture
 from gpud_client.cli.top_view import TopView
 
@@ -67,109 +70,6 @@ sys.exit(main())
 """
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()].|\x1b[=>]")
 
-SERVICE = r'''"""Answers a request every 50 ms, and goes on when the daemon is restarted."""
-import time
-import numpy as np
-import gpud_client as gc
-
-SOURCE = r"""
-extern "C" __global__ void answer(const float* x, float* y, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    float a = x[i];
-    for (int k = 0; k < 20000; ++k) a = a * 0.999f + 0.5f;
-    y[i] = a;
-}"""
-with gc.connect(reconnect=True) as gpu:
-    answer = gpu.kernel(SOURCE, "answer")
-    x, y = gpu.zeros(4096, np.float32), gpu.zeros(4096, np.float32)
-    while True:
-        answer.submit(grid=16, block=256, args=(x, y, np.int32(4096)), reservation=1).result()
-        time.sleep(0.05)
-'''
-
-TRAIN = r'''"""Works through the night, on what others leave."""
-import sys
-import numpy as np
-import gpud_client as gc
-
-SOURCE = r"""
-extern "C" __global__ void step(float* w, int rounds) {
-    float a = threadIdx.x;
-    for (int k = 0; k < rounds; ++k) a = a * 0.999f + 1.0f;
-    if (a < 0) w[threadIdx.x] = a;
-}"""
-with gc.connect() as gpu:
-    step, w = gpu.kernel(SOURCE, "step"), gpu.zeros(256, np.float32)
-    job = step.submit(grid=int(sys.argv[1]), block=256, args=(w, np.int32(20000)))
-    job.result()
-'''
-
-WRONG = r"""extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = a * x[i] + z[i];
-}
-"""
-
-MISTAKES = r"""import numpy as np
-import gpud_client as gc
-
-def attempt(call):
-    try:
-        call()
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}\n")
-
-with gc.connect() as gpu:
-    module = gpu.module(open("saxpy.cu").read().replace("z[i]", "y[i]"))
-    saxpy = module.kernel("saxpy")
-    x = gpu.array(np.ones(256, np.float32))
-    attempt(lambda: module.kernel("saxpi"))
-    attempt(lambda: saxpy(x, x))
-    attempt(lambda: saxpy.submit(1, 256, (np.float32(2), [1.0] * 256, x, np.int32(256))))
-    attempt(lambda: saxpy.submit(1, 256, (np.float32(2), x, x, np.int32(256)), reservation=9))
-    attempt(lambda: gpu.empty(1 << 42))
-"""
-
-BLUR = r"""extern "C" __global__ void blur(const float* in, float* out, int n) {
-    __shared__ float tile[258];
-    int t = threadIdx.x, i = blockIdx.x * 256 + t;
-    tile[t + 1] = in[i];
-    if (t == 0) tile[0] = i > 0 ? in[i - 1] : 0;
-    if (t == 255) tile[257] = in[i + 1];
-    __syncthreads();
-    out[i] = (tile[t] + tile[t + 1] + tile[t + 2]) / 3;
-}
-"""
-
-CHECKED = r"""import numpy as np
-import gpud_client as gc
-
-with gc.local(check=True) as gpu:
-    blur = gpu.kernel(open("blur.cu").read(), "blur")
-    x, y = gpu.array(np.ones(1024, np.float32)), gpu.empty(1024, np.float32)
-    try:
-        blur.submit(grid=4, block=256, args=(x, y, 1024)).result()
-    except gc.CheckFailed as error:
-        for one in error.findings:
-            print(f"line {one.file_line}: {one.kind}, element {one.element} of {one.label}")
-    try:
-        blur.submit(grid=4, block=256, args=(gpu.zeros(1024, np.float64), y, 1024))
-    except TypeError as error:
-        print(error)
-"""
-
-ARRAYS = r"""import numpy as np
-import gpud_client as gc
-
-with gc.connect() as gpu:
-    x = gpu.array(np.arange(6, dtype=np.float32).reshape(2, 3))
-    same = np.asarray(x)            # a view, by __array_interface__
-    same *= 10
-    print(x.get())
-    print(np.from_dlpack(x)[1])     # and by DLPack
-    print(repr(x))
-"""
-
 
 class Day:
     """A folder with programs, a daemon, and what was recorded so far."""
@@ -183,11 +83,7 @@ class Day:
         self.daemon: subprocess.Popen[bytes] | None = None
         self.me = pwd.getpwuid(os.geteuid()).pw_name
         self.has_bob = os.geteuid() == 0
-        for name, text in (
-            ("service.py", SERVICE), ("train.py", TRAIN), ("saxpy.cu", WRONG),
-            ("mistakes.py", MISTAKES), ("arrays.py", ARRAYS), ("blur.cu", BLUR),
-            ("checked.py", CHECKED),
-        ):  # fmt: skip
+        for name, text in PROGRAMS.items():
             (self.folder / name).write_text(text)
         (self.folder / "robert-gpuctl").write_text(OTHER)
         (self.folder / "robert-gpuctl").chmod(0o755)
@@ -235,11 +131,12 @@ class Day:
         )  # fmt: skip
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a program in the background."""
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=self.folder, env=self._environment(),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        """Start a program in the background; what it prints is in its log."""
+        with (self.folder / command[0]).with_suffix(".log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=self.folder, env=self._environment(),
+                stdout=log, stderr=log,
+            )  # fmt: skip
         self.running.append(process)
         return process
 
@@ -251,6 +148,16 @@ class Day:
                 return
             time.sleep(0.2)
         raise TimeoutError(f"gpuctl ps shows no {words!r}")
+
+    def until_log(self, *words: str) -> None:
+        """Wait until a line of the daemon's log has all these words."""
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            lines = (self.folder / "log").read_text().splitlines()
+            if any(all(word in line for word in words) for line in lines):
+                return
+            time.sleep(0.1)
+        raise TimeoutError(f"the daemon's log has no line with {words}")
 
     def jobs(self, program: str) -> list[str]:
         """Return the ids of a program's jobs, the oldest first."""
@@ -272,6 +179,42 @@ class Day:
         for columns, name in ((80, "dark"), (160, "light")):
             drawn = picture(looks[-1], view, columns, 16)
             draw(drawn, columns, STYLES[name], IMAGES / f"top-{name}-{columns}.png")
+
+    def demo(self, command: str) -> None:
+        """Record a demo; others use all processors while it measures online requests alone.
+
+        Repeated if its figures can be: others may use the processors all the time.
+        """
+        shown: list[str] = []
+        for _ in range(4):
+            shown = self._disturbed(command)
+            if any("cannot be" in line for line in shown):
+                self.lines += ["", "```console", f"$ {command}", *shown, "```"]
+                return
+        raise RuntimeError("\n".join(["the demo's figures can be:", *shown]))
+
+    def _disturbed(self, command: str) -> list[str]:
+        burners: list[subprocess.Popen[bytes]] = []
+        shown: list[str] = []
+        demo = subprocess.Popen(
+            command.split(), cwd=self.folder, env=self._environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            for line in demo.stdout or ():
+                shown += self._tidy(line).splitlines() or [""]
+                if "online alone:" in line:
+                    burn = [sys.executable, "-c", "while True: pass"]
+                    burners = [subprocess.Popen(burn) for _ in range(60 * (os.cpu_count() or 1))]
+                elif "offline alone:" in line:
+                    for burner in burners:
+                        burner.kill()
+        finally:
+            demo.kill()
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+        return shown
 
     def stop(self) -> None:
         """End everything that was started."""
@@ -372,8 +315,15 @@ def record(day: Day) -> None:
         "tail -n 10 mistakes.py",
         "python mistakes.py",
     )
+    day.say("Ctrl-C ends a job; what it has printed is there.")
+    day.show("timeout -s INT 4 gpuctl run slow.cu --grid 100000 --block 128 --arg zeros:f32:64")
     day.say("Arrays are NumPy's without a copy, and PyTorch's or JAX's by DLPack.")
     day.show("cat arrays.py", "python arrays.py")
+    day.say(
+        "Notebooks draw kernels, arrays and jobs as tables, and the progress of a job until it has "
+        "ended.\nThis is what they are given:"
+    )
+    day.show("tail -n 3 displays.py", "python displays.py")
 
     day.say("## A kernel that is only right by chance")
     day.say(
@@ -401,20 +351,23 @@ def record(day: Day) -> None:
         "gpuctl config get memory",
         "gpuctl config set max_jobs_per_user 500",
         "gpuctl config set rebalance_limit 10",
+        "gpuctl config set offline_floor 25%",
         "gpuctl config set grace soon",
         "gpud serve --offline-floor 200%",
         "cat gpud.toml",
-        "gpuctl config show | grep -E 'setting|memory |max_jobs_per_user|rebalance_limit'",
+        "gpuctl config show | grep -E 'setting|memory |max_jobs_per_user|rebalance_limit|floor'",
     )
     if day.has_bob:
         day.show("gpuctl config set max_jobs_per_user 9000", other=True)
     day.say(
         "Somebody needs the processors for an hour. What runs makes room and keeps what it did."
     )
-    day.show(
-        "gpuctl pause --now", "gpuctl status", "gpuctl ps", f"gpuctl why {first}", "gpuctl resume"
-    )
+    day.show("gpuctl pause --now", "gpuctl status", "gpuctl ps", f"gpuctl why {first}")
+    day.say("Who starts something meanwhile is told why it waits, also where no bar can be drawn.")
+    day.show(f"timeout -s INT 10 {RUN} 2>&1 | cat", "gpuctl resume")
 
+    day.start("late.py")
+    day.until_log("connections: session", "late.py")
     day.say("## Afternoon: a restart")
     day.say(
         "`gpuctl drain` ends the daemon after the jobs that it has. What the batch jobs still need "
@@ -427,7 +380,13 @@ def record(day: Day) -> None:
     day.say("The service had connected with `reconnect=True`. It goes on with the next daemon.")
     day.serve()
     time.sleep(2)
-    day.show("gpuctl status")
+    day.show("gpuctl status", "cat service.log")
+    day.say("A program that was connected without it is told what to do.")
+    day.file("late.py")
+    with (day.folder / "gpud.toml").open("a") as file:
+        file.write("# restarted\n")
+    day.running[-1].wait(60)
+    day.show("cat late.log")
 
     day.say("## Evening: who had what")
     day.show(
@@ -436,6 +395,15 @@ def record(day: Day) -> None:
         "gpuctl history -n 2 --csv | cut -c 1-90",
         "curl -s --unix-socket metrics.sock http://gpud/metrics | grep -E '_allocated_sms|paused'",
     )
+
+    day.say("## Night: figures that cannot be")
+    day.say(
+        "`gpud demo` measures what sharing gives. It says so when the machine did not let it: here "
+        "other\nprograms used all processors while it measured online requests alone."
+    )
+    for program in day.running:
+        program.kill()
+    day.demo("gpud demo --device cpu:2 --seconds 3")
 
 
 def draw(what: Any, columns: int, style: dict[str, str], path: Path) -> None:
