@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
+from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
 
 from gpud_ray.actors import find_agent, find_head, make_agent, make_head
@@ -97,7 +98,15 @@ class LocalCluster:
 
     def kill_node(self, node: str) -> None:
         """End a node at once, as if its machine had lost power."""
-        self.cluster.remove_node(self._raylets.pop(node), allow_graceful=False)
+        raylet = self._raylets.pop(node)
+        told = self.agent(node)
+        # Ray's own way leaves workers running for a while, which finish what they have.
+        ended = raylet.all_processes[PROCESS_TYPE_RAYLET][0].process.pid, told["pid"]
+        for pid in (*ended, told["gpud_pid"]):
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.cluster.remove_node(raylet, allow_graceful=False)
 
     def kill_agent(self, node: str) -> None:
         """End a node's agent; Ray starts it again."""

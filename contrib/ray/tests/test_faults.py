@@ -58,10 +58,12 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def under_load(cluster: LocalCluster, node: str, count: int = 6) -> Iterator[list[Any]]:
-    """Submit items; the block runs as soon as the node has some; then all have to be right."""
+def under_load(
+    cluster: LocalCluster, node: str, count: int = 6, held: int = 1
+) -> Iterator[list[Any]]:
+    """Submit items; the block runs when the node holds some; then all have to be right."""
     pairs = [gpud_ray.submit(slow(y=number), report=True) for number in range(count)]
-    wait_until(lambda: cluster.agent(node)["holds"] > 0, "the node gets an item")
+    wait_until(lambda: cluster.agent(node)["holds"] >= held, "the node gets items")
     reports: list[Any] = []
     yield reports
     for value in ray.get([results for results, _ in pairs], timeout=100):
@@ -73,7 +75,7 @@ def under_load(cluster: LocalCluster, node: str, count: int = 6) -> Iterator[lis
 def test_items_of_a_node_that_dies_run_elsewhere_and_say_so(cluster: LocalCluster) -> None:
     victim = cluster.add("cpu:1")
     cluster.wait_ready()
-    with under_load(cluster, victim, 9) as reports:
+    with under_load(cluster, victim, 12, held=3) as reports:
         cluster.kill_node(victim)
     again = [report for report in reports if len(report.attempts) > 1]
     assert again

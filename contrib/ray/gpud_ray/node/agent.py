@@ -12,6 +12,7 @@ have run. Its results come from one try; what a lost node may still answer is dr
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections import Counter
@@ -85,6 +86,7 @@ class NodeAgent:
             "host": socket.gethostname(),
             "life": self._life,
             "gpud": self._daemon.address,
+            "pid": os.getpid(),
             "gpud_pid": self._daemon.pid,
             "problem": self._daemon.problem,
             "holds": len(self._held),
