@@ -1,7 +1,7 @@
 """A node that the network cuts off, and that comes back: two network namespaces on this machine.
 
-Needs root and ``ip``, and GPUD_RAY_PARTITION=1: whether the node comes back depends on whether Ray's
-own health check has given it up meanwhile, which ends its raylet. Then it needs `gpud-ray up` again.
+Needs root, ``ip`` and GPUD_RAY_PARTITION=1: whether the node comes back depends on Ray's own health
+check. A node that it has given up meanwhile is ended, and needs `gpud-ray up` again.
 """
 
 from __future__ import annotations
