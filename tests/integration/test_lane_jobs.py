@@ -177,6 +177,17 @@ def test_errors_name_the_block_and_the_thread(gpu: gc.Session, lane: gc.Lane) ->
         wrong.submit(2, 4, (out,), stream=lane).result(LIMIT_S)
 
 
+@pytest.mark.parametrize("where", ["lane", "no stream"])
+def test_jobs_that_end_while_somebody_begins_to_wait_are_told_once(
+    gpu: gc.Session, lane: gc.Lane, where: str
+) -> None:
+    out, add = gpu.zeros(1, np.uint32), gpu.kernel(SOURCE, "add")
+    for _ in range(150):
+        stream = lane if where == "lane" else None
+        jobs = [add.submit(1, 1, (out,), stream=stream) for _ in range(8)]
+        assert set(concurrent.futures.as_completed(jobs, LIMIT_S)) == set(jobs)
+
+
 def test_it_is_a_future_wherever_one_is_taken(gpu: gc.Session, lane: gc.Lane) -> None:
     out, add = gpu.zeros(1, np.uint32), gpu.kernel(SOURCE, "add")
     jobs = [add.submit(1, 1, (out,), stream=lane) for _ in range(8)]

@@ -19,6 +19,8 @@ from gpud_client.launch.job_base import JobBase
 
 __all__ = ["Job"]
 
+_MAKING = threading.Lock()  # for making a job's condition, or for its end without one
+
 
 class Job(JobBase, Blocking, concurrent.futures.Future[None]):
     """A submitted job: a `concurrent.futures.Future` with state, statistics and resizing.
@@ -38,7 +40,8 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
-            return self.__dict__.setdefault(name, threading.Condition())
+            with _MAKING:
+                return self.__dict__.setdefault(name, threading.Condition())
         if name == "_waiters":
             return self.__dict__.setdefault(name, [])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -121,29 +124,35 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
         if self._state == "PENDING":
             if error is not None:
                 self._note_failure()
+            state = "FINISHED"
             if isinstance(error, JobCancelled):
-                self._state = "CANCELLED_AND_NOTIFIED"
+                state = "CANCELLED_AND_NOTIFIED"
             else:
                 self._exception = error
-                self._state = "FINISHED"
-            # Who takes the lock from now on finds the job done.
-            if "_condition" in self.__dict__:
-                self._tell_waiters()
+            # Who has the condition finds the job either done, or is told: never both, which
+            # `concurrent.futures.as_completed` does not bear.
+            with _MAKING:
+                alone = "_condition" not in self.__dict__
+                if alone:
+                    self._state = state
+            if not alone:
+                with self._condition:
+                    self._state = state
+                    self._tell_waiters()
         self._settled = True
         wake(self._waiting)
         if self._callbacks:
             self._channel.call_later(self._call_back)
 
     def _tell_waiters(self) -> None:
-        with self._condition:
-            for waiter in self._waiters:
-                if self._state != "FINISHED":
-                    waiter.add_cancelled(self)
-                elif self._exception is not None:
-                    waiter.add_exception(self)
-                else:
-                    waiter.add_result(self)
-            self._condition.notify_all()
+        for waiter in self._waiters:
+            if self._state != "FINISHED":
+                waiter.add_cancelled(self)
+            elif self._exception is not None:
+                waiter.add_exception(self)
+            else:
+                waiter.add_result(self)
+        self._condition.notify_all()
 
     def _call_back(self) -> None:
         while self._callbacks:

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
     gc.set_threshold(_GC_OBJECTS)
     status = 0
     try:
-        Host(device, Link(connection), lane_hold_s=options.lane_hold_seconds).run()
+        host = Host(device, Link(connection), lane_hold_s=options.lane_hold_seconds)
+        end_after_errors_of_threads(host)
+        host.run()
     except Exception:  # noqa: BLE001 - a bug; the daemon's log gets it, and a new host comes
         traceback.print_exc()
         status = 1
@@ -156,6 +159,16 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
     if spec.capability is None:
         return CPUDevice(spec.number, compiler=compiler, finishes=finishes)
     return CPUDevice(spec.number, capability=spec.capability, compiler=compiler, finishes=finishes)
+
+
+def end_after_errors_of_threads(host: Host) -> None:
+    """Have the host end after an error in a thread, which would leave jobs waiting for ever."""
+
+    def end(unexpected: threading.ExceptHookArgs) -> None:
+        if unexpected.exc_value is not None:
+            host.lost(unexpected.exc_value)
+
+    threading.excepthook = end
 
 
 def _prepare_process() -> None:

@@ -96,7 +96,7 @@ class Host:
             self._new_job,
             self._lending,
             lane_hold_s,
-            self._lost,
+            self.lost,
         )
         self._sequences = SequenceCache(device, self._kernel)
         compiling = _CommandThread("compile", self._guarded).put
@@ -156,12 +156,12 @@ class Host:
         try:
             handler(command)
         except DeviceLost as error:
-            self._lost(error)
+            self.lost(error)
         except Exception as error:  # noqa: BLE001 - a bug in one command must not end the others
             try:
                 self._answer(command, error)
             except Exception as problem:  # noqa: BLE001 - the failure cannot be reported
-                self._lost(problem)
+                self.lost(problem)
 
     def _answer(self, command: Any, error: Exception) -> None:
         """Answer a command with the error that it has failed with."""
@@ -172,7 +172,7 @@ class Host:
             error = InternalError(what, stage=f"device host, {name}")
         self._failed(command, error)
 
-    def _lost(self, error: BaseException) -> None:
+    def lost(self, error: BaseException) -> None:
         """End the host: the state of the device is unknown."""
         if isinstance(error, DeviceLost):
             self._on_lost(str(error))
@@ -239,7 +239,7 @@ class Host:
         running.start(run)
 
     def _new_job(self, command: m.StartRun | m.OpenLane) -> RunningJob:
-        return RunningJob(command, self._send, self._forget, self._lost)
+        return RunningJob(command, self._send, self._forget, self.lost)
 
     def _forget(self, running: RunningJob) -> None:
         self._lanes.forget(running.number)

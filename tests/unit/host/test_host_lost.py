@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from typing import Any, cast
 
 import msgpack
 import pytest
 
 from gpud.device.host import messages as m
+from gpud.device.host.__main__ import end_after_errors_of_threads
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.device.host.running_job import RunningJob
@@ -271,3 +273,16 @@ def test_the_process_ends_with_the_reason_as_its_last_line() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (3, "the context is gone\n")
+
+
+def test_an_error_in_any_thread_ends_the_host_and_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # and back after it
+    case = Case(RuntimeError("unused"))
+    end_after_errors_of_threads(case.host)
+    thread = threading.Thread(target=int, args=("none",))
+    thread.start()
+    thread.join()
+    assert len(case.lost) == 1
+    assert "ValueError: invalid literal for int()" in case.lost[0]

@@ -351,9 +351,10 @@ class CPULane:
             state = "failed" if error is not None else "cancelled"
         self._overdue = None
         lane["broken"] = int(state != "done")
-        if number in self._skips:
-            self._skips.discard(number)
-            self._arm()
+        with self._scheduler.lock:  # other launches are cancelled meanwhile
+            if number in self._skips:
+                self._skips.discard(number)
+                self._arm()
         self._observer.launch_ended(
             EndedLaunch(number, lane["site"], state, error, output, progress)
         )

@@ -285,7 +285,9 @@ class LaneRun(CPURun):
         return 0, 0, 0
 
     def _is_exhausted(self) -> bool:
-        return bool(self._words[_STOP] or self.lane["retire"])
+        # A launch whose blocks have all left is not over: others run the rest of it.
+        between = self.lane["current"] == NONE
+        return bool(self._words[_STOP] or (between and self.lane["retire"]))
 
     def check_finished(self) -> bool:
         """Mark the run as over if it is; return whether it has become so with this call."""

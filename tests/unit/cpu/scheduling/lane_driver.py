@@ -28,6 +28,10 @@ extern "C" __global__ void sum(unsigned* out, Big big) {
 extern "C" __global__ void wrong(unsigned* out) { if (blockIdx.x == 3) __trap(); out[0] = 1; }
 extern "C" __global__ void print(unsigned value) { printf("%u;", value); }
 extern "C" __global__ void spin(volatile unsigned* flag) { while (!*flag) {} }
+extern "C" __global__ void hold(volatile unsigned* flag, unsigned* begun) {
+    atomicAdd(begun, 1u);
+    while (!*flag) {}
+}
 extern "C" __global__ void where(unsigned* out) {
     unsigned at = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     out[at] = blockIdx.x + 100 * blockIdx.y + 10000 * blockIdx.z + 1000000 * threadIdx.x;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -227,3 +228,48 @@ def test_a_run_that_is_over_retires_no_other_run_of_its_lane() -> None:
         assert not lane.lane._lane["retire"]
         lane.complete(lane.launch("add", lane.pointer()))
         assert lane.words[0] == 2
+
+
+def test_a_cancel_while_another_one_is_reported_is_not_lost() -> None:
+    looking, added = threading.Event(), threading.Event()
+
+    class Skips(set[int]):
+        """As it is looked through, it waits for somebody to add to it."""
+
+        def __iter__(self) -> Iterator[int]:
+            for one in super().__iter__():
+                looking.set()
+                added.wait(0.05)
+                yield one
+
+    with LaneDriver(sms=1) as lane:
+        site = lane.site("add")
+        held = lane.launch("hold", lane.pointer(1) + lane.pointer(2))
+        numbers = [lane.write(site, lane.pointer(), (1, 1, 1)) for _ in range(6)]
+        lane.publish()
+        lane.wait(lambda: lane.words[2])
+        lane.lane.cancel(numbers[0])
+        lane.lane._skips = Skips((numbers[0], numbers[2]))
+        lane.words[1] = 1
+        assert looking.wait(LIMIT_S)
+        lane.lane.cancel(numbers[4])
+        added.set()
+        lane.complete(numbers[-1])
+        assert [one.number - held for one in lane.ended] == [1, 3, 5]
+        assert lane.words[0] == 3
+
+
+def test_a_larger_launch_site_cancels_no_launch_that_has_no_slices() -> None:
+    with LaneDriver(sms=1, slices=1) as lane:
+        begun = lane.launch("hold", lane.pointer() + lane.pointer(1), (3, 1, 1))
+        lane.wait(lambda: lane.words[1])
+        lane.lane.resize(0)
+        lane.words[0] = 1
+        lane.wait(lambda: not lane.lane.held)
+        spec = LaunchSpec(lane.module.kernel("sum"), "persistent", (1, 1, 1), (1, 1, 1), b"")
+        added: list[int] = []
+        lane.lane.add_site(spec, added.append)  # its parameters need a larger run
+        lane.lane.resize(1)
+        assert lane.complete(begun)[:2] == (begun, ring.DONE)
+        assert lane.words[1] == 3
+        lane.wait(lambda: added)
