@@ -19,7 +19,9 @@ from gpud_client.launch.job_base import JobBase
 
 __all__ = ["Job"]
 
-_MAKING = threading.Lock()  # for making a job's condition, or for its end without one
+# For making a job's condition, or for its end without one. It is held for a few steps; a collector
+# that runs in them may have finalizers that ask for another job's.
+_MAKING = threading.RLock()
 
 
 class Job(JobBase, Blocking, concurrent.futures.Future[None]):
@@ -40,8 +42,9 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
+            made = threading.Condition()
             with _MAKING:
-                return self.__dict__.setdefault(name, threading.Condition())
+                return self.__dict__.setdefault(name, made)
         if name == "_waiters":
             return self.__dict__.setdefault(name, [])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
