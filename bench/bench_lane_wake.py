@@ -41,14 +41,14 @@ from bench.harness.timing import percentile_us
 from gpud.compiler.pipeline import compile_program
 from gpud.core.capacity import MOST_SLICES
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.lane_lending import wake_shared
-from gpud.device.cpu.scheduling.lane_reports import EndedLaunch
 from gpud.device.host import messages as m
 from gpud.device.host.lane_watch import LaneWatch
 from gpud.device.host.lending import Lending
 from gpud.device.host.link import Link
 from gpud.device.host.running_job import RunningJob
 from gpud.device.interface import LaunchSpec
+from gpud.device.lane_reports import EndedLaunch
+from gpud.device.record_wait import wake_shared
 from gpud.server.ipc import memfd
 from gpud.units import JobId
 from gpud.wire import lane_ring as ring

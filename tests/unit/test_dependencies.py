@@ -19,7 +19,8 @@ ABOVE = "gpud"  # anything of gpud's
 BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
 SAME = (  # for all devices
     "gpud.device.claim_size", "gpud.device.faults", "gpud.device.launch_checks",
-    "gpud.device.jit", "gpud.device.printf", "gpud.device.readable",
+    "gpud.device.futex", "gpud.device.jit", "gpud.device.lane_reports", "gpud.device.printf",
+    "gpud.device.readable", "gpud.device.record_wait",
 )  # fmt: skip
 BELOW_STATE = (
     "gpud.units", "gpud.errors", "gpud.config", "gpud.wire", "gpud.core", "gpud.compiler",
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device.jit": ("llvmlite",),
+    "gpud.device.lane_reports": ("gpud.errors", "gpud.wire.lane_ring"),
     "gpud.device.host": (
         *BELOW_DEVICES,
         "gpud.device",
@@ -60,7 +62,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "llvmlite",
         "numpy",
     ),
-    "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
+    "gpud.device.cuda": (
+        *BELOW_DEVICES,
+        *SAME,
+        "gpud.wire.lane_ring",
+        "cuda",
+        "cupy",
+        "numpy",
+    ),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
     "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
     "gpud.server.state": (*BELOW_STATE, "gpud.server.ipc"),

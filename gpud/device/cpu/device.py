@@ -27,11 +27,11 @@ from gpud.device.cpu.program.drafts import Finisher
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
 from gpud.device.cpu.scheduling.lane import CPULane
-from gpud.device.cpu.scheduling.lane_reports import LaneObserver
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
+from gpud.device.lane_reports import LaneObserver
 from gpud.units import Partitions
 
 __all__ = ["CPUDevice", "CPUMemory"]

@@ -47,7 +47,6 @@ __all__ = [
     "BlockState",
     "ClaimMode",
     "ExitReason",
-    "RingError",
     "launches_at",
 ]
 
@@ -242,24 +241,6 @@ LANE_BYTES: Final = _lane_head + 128
 
 LANE_LAUNCHES: Final = 8
 """`LAUNCH` records of a lane's run, used in turn."""
-
-
-class RingError:
-    """What was wrong with a lane's ring."""
-
-    NONE = 0
-    HEAD = 1
-    """More slots are said to be written than there are."""
-    NUMBER = 2
-    """A launch is not numbered one more than the one before."""
-    SITE = 3
-    """There is no such launch site."""
-    SIZE = 4
-    """The size of the parameters is not the kernel's."""
-    GRID = 5
-    """A grid without task blocks, or with too many."""
-    CUT = 6
-    """The slots of a launch are not all there."""
 
 
 BLOCK, _block_rest = _fields(

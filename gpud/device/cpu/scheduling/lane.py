@@ -23,11 +23,11 @@ from gpud.device.cpu.abi.records import NONE
 from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
-from gpud.device.cpu.scheduling.lane_lending import RecordWait, wake_shared
-from gpud.device.cpu.scheduling.lane_reports import EndedLaunch, LaneObserver, ring_error
 from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
+from gpud.device.lane_reports import EndedLaunch, LaneObserver, ring_error
+from gpud.device.record_wait import RecordWait, wake_shared
 from gpud.errors import AdmissionError, GpudError, InvalidArgument, JobTimeout, LimitExceeded
 from gpud.wire import lane_ring as ring
 
@@ -333,7 +333,7 @@ class CPULane:
             self._report(run, was_open=open_)
         error = lane["error"]
         if error:
-            self.error = ring_error(lane)
+            self.error = ring_error(error, lane["wrong"], lane["number"], lane["site_count"])
         if error or self._ending:
             self._finish()
         else:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from gpud.device.cpu.abi.record_access import Record, compare, load, offset, store
 from gpud.device.cpu.abi.records import SM
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.futex import FUTEX_WAKE, NAP_NS, PRIVATE, futex
+from gpud.device.futex import FUTEX_WAKE, NAP_NS, PRIVATE, futex
 
 __all__ = ["back_off", "define_wake", "nap", "wait_for_doorbell"]
 

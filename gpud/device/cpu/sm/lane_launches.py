@@ -45,12 +45,12 @@ from gpud.device.cpu.abi.records import (
     SHARE,
     SHARE_BYTES,
     ClaimMode,
-    RingError,
 )
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.futex import FUTEX_WAKE, futex
 from gpud.device.cpu.sm.lane_records import copy, define_accept, lane_of, slot_address, wide
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, is_active, leave_if_released
+from gpud.device.futex import FUTEX_WAKE, futex
+from gpud.device.lane_reports import RingError
 from gpud.wire import lane_ring as ring
 
 __all__ = ["define_lane_launches"]

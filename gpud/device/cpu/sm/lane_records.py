@@ -16,8 +16,9 @@ from gpud.device.cpu.abi.record_access import (
     offset,
     store,
 )
-from gpud.device.cpu.abi.records import LANE, LANE_COPY, LAUNCH_BYTES, RUN, RingError
+from gpud.device.cpu.abi.records import LANE, LANE_COPY, LAUNCH_BYTES, RUN
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.lane_reports import RingError
 from gpud.wire import lane_ring as ring
 
 __all__ = ["copy", "define_accept", "lane_of", "slot_address", "wide"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpud.device.cpu.abi.record_access import Record, compare, load, offset, run_of, store
 from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, NONE, SM_SLOTS
 from gpud.device.cpu.ir.emitter import Emitter
-from gpud.device.cpu.sm.futex import FUTEX_WAITV, PRIVATE_32, SHARED_32, sleeps_on_several
 from gpud.device.cpu.sm.idle import nap
 from gpud.device.cpu.sm.lane_records import lane_of, wide
+from gpud.device.futex import FUTEX_WAITV, PRIVATE_32, SHARED_32, sleeps_on_several
 from gpud.wire import lane_ring as ring
 
 __all__ = ["wait_for_records"]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.lane_reports import EndedLaunch
 from gpud.device.interface import LaunchSpec
+from gpud.device.lane_reports import EndedLaunch
 from gpud.server.ipc import memfd
 from gpud.wire import lane_ring as ring
 

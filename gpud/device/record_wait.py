@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from gpud.device.cpu.sm.futex import (
+from gpud.device.futex import (
     FUTEX_WAITV,
     FUTEX_WAKE,
     NAP_NS,

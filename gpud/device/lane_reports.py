@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from gpud.device.cpu.abi.records import RingError
-from gpud.device.cpu.scheduling.lane_run import LaneRecord
 from gpud.errors import GpudError, ProtocolError
 from gpud.wire import lane_ring as ring
 
-__all__ = ["EndedLaunch", "LaneObserver", "ring_error"]
+__all__ = ["EndedLaunch", "LaneObserver", "RingError", "ring_error"]
+
+
+class RingError:
+    """What was wrong with a lane's ring."""
+
+    NONE = 0
+    HEAD = 1
+    """More slots are said to be written than there are."""
+    NUMBER = 2
+    """A launch is not numbered one more than the one before."""
+    SITE = 3
+    """There is no such launch site."""
+    SIZE = 4
+    """The size of the parameters is not the kernel's."""
+    GRID = 5
+    """A grid without task blocks, or with too many."""
+    CUT = 6
+    """The slots of a launch are not all there."""
+
 
 _WRONG = {
     RingError.HEAD: "{wrong} slots are said to be written, and there are {slots}",
@@ -53,9 +70,14 @@ class LaneObserver(Protocol):
         """Take notice that the lane has ended; the last call."""
 
 
-def ring_error(lane: LaneRecord) -> ProtocolError:
-    """Return the error of a lane whose ring holds what is no launch."""
-    problem = _WRONG[lane["error"]].format(
-        wrong=lane["wrong"], number=lane["number"], slots=ring.SLOTS, sites=lane["site_count"]
-    )
+def ring_error(error: int, wrong: int, number: int, sites: int) -> ProtocolError:
+    """Return the error of a lane whose ring holds what is no launch.
+
+    Args:
+        error: of `RingError`.
+        wrong: the value that breaks the rule.
+        number: of the launch that was to come.
+        sites: how many launch sites the lane has.
+    """
+    problem = _WRONG[error].format(wrong=wrong, number=number, slots=ring.SLOTS, sites=sites)
     return ProtocolError(f"the lane's ring holds what is no launch: {problem}")

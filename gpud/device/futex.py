@@ -38,7 +38,7 @@ def futex() -> int:
     """Return the number of the system call."""
     number = _FUTEX.get(platform.machine())
     if number is None:
-        raise RuntimeError(f"the CPU device does not know Linux on {platform.machine()}")
+        raise RuntimeError(f"gpud does not know the futexes of Linux on {platform.machine()}")
     return number
 
 
