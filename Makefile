@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.gpud-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST_ARGS ?=
+# Tests start hundreds of processes: without bytecode each would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 SOURCES := $(wildcard gpud client tests bench docs)
 # contrib/ray is a package of its own; Ray's wheel is large, so what runs it has an environment of its own.
 RAY := contrib/ray

@@ -13,18 +13,11 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.errors import CheckFailed
 from tests.conformance.checking_device import CheckingDevice
 from tests.conformance.runner import LoadedCase, headers_installed, problems_of, source_of, straight
-from tests.conformance.suite import CASES, Case, find
+from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form
 
 NAME = operator.attrgetter("name")
 FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole")
-
-# Shared memory, early exits, flags and waits between blocks, barriers of the grid, functions,
-# compare-and-swap, bulk copies.
-SAMPLE = (
-    *("saxpy", "stencil_3d", "early_return", "lookback_scan", "last_block_reduce"),
-    *("grid_scan", "recursion", "atomic_exchange", "independent_set", "bulk_reductions"),
-)
 
 
 ABSENT_LANES = ("absent_lanes", "exit_before_shuffle")
@@ -52,12 +45,6 @@ def assert_nothing_is_found(case: Case, device: Any) -> None:
     assert problems_of(run) == []
 
 
-@pytest.mark.parametrize("name", SAMPLE)
-def test_nothing_is_found_in_a_sample(name: str, device: Any) -> None:
-    assert_nothing_is_found(find(name), device)
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize("case", [case for case in CASES if set(case.forms) & set(FORMS)], ids=NAME)
 def test_nothing_is_found_in_the_suite(case: Case, device: Any) -> None:
     if case.name in ABSENT_LANES:
