@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
-from functools import wraps
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from gpud.units import Share
 from gpud.wire.socket_path import socket_path
 from gpud_client.arrays import ArrayBase, Values
 from gpud_client.connection.channel import Channel
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.faces import Blocking
 from gpud_client.connection.protocol_state import ProtocolState
-from gpud_client.devices import Device
-from gpud_client.launch.dimensions import Dim
 from gpud_client.launch.jobs import Job
 from gpud_client.launch.kernels import KernelBase
-from gpud_client.launch.lane_submission import lane_terms, launch_in_lane
 from gpud_client.launch.lanes import Lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
-from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 from gpud_client.workloads.faces import BlockingTurn, BlockingWorkload
@@ -122,33 +115,6 @@ class Kernel(KernelBase["Module", Job], Blocking):
     """
 
 
-_submit_anyhow = Kernel.submit
-
-
-@wraps(_submit_anyhow)
-def _submit(
-    kernel: Kernel,
-    grid: Dim,
-    block: Dim,
-    args: Sequence[Any] = (),
-    *,
-    shared: int = 0,
-    stream: Stream | None = None,
-    **options: Any,
-) -> Job:
-    if stream.__class__ is Lane and not options:
-        # The lane's own way, without the steps of an operation: they take longer than all else.
-        job: Any = launch_in_lane(stream, kernel, grid, block, args, shared)
-        if job is not None:
-            return job  # type: ignore[no-any-return]
-    if stream is not None:
-        options["stream"] = stream
-    return _submit_anyhow(kernel, grid, block, args, shared=shared, **options)  # type: ignore[no-any-return]
-
-
-Kernel.submit = _submit  # type: ignore[method-assign, assignment]
-
-
 class Module(ModuleBase[Kernel, Symbol], Blocking):
     """A compiled source: its kernels, and the variables that they share.
 
@@ -185,7 +151,7 @@ class Workload(BlockingWorkload[Array, Turn]):
     _turn_class = Turn
 
 
-class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
+class Session(SessionBase[Array, Kernel, Module, Job, Workload, Lane], Blocking):
     """A connection to the daemon; made by `connect` or `local`. Thread-safe.
 
     Use it in a ``with`` block, or close it. Its arrays, kernels and jobs cannot be used afterwards.
@@ -200,6 +166,7 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
     _module_class = Module
     _job_class = Job
     _workload_class = Workload
+    _lane_class = Lane
 
     def __init__(
         self,
@@ -218,40 +185,6 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload], Blocking):
         except BaseException:
             self.close()
             raise
-
-    def lane(
-        self,
-        *,
-        reservation: Share | None = None,
-        quota: Share | None = None,
-        weight: int = 1,
-        device: Device | int | None = None,
-        deadline: float | None = None,
-        exclusive: bool = False,
-    ) -> Lane:
-        """Open a lane: a stream with a share of its own, whose jobs start in microseconds.
-
-        Waits until the lane has its share. Give it as ``stream=`` to `Kernel.submit` and
-        `Session.sequence`; close it, or use it in a ``with`` block.
-
-        Args:
-            reservation: Online, with this share: CapSM, or ``"25%"``.
-            quota: Offline, with at most this share. Neither: offline, the whole device.
-            weight: 1 to 1000: of an offline lane, when capacity is shared.
-            device: On which device; None: on the first one.
-            deadline: Seconds from now; orders online lanes and jobs that wait for their share.
-            exclusive: Have whole SMs on which no other job's blocks run until it is closed, as with
-                `Kernel.submit`. Such a lane lends nothing, and cannot be resized.
-
-        Raises:
-            AdmissionError: The device can never grant the share.
-            InvalidArgument: The device has no lanes.
-            ValueError: Both shares are given, or one is none.
-        """
-        terms = lane_terms(self, reservation, quota, weight, device, deadline, exclusive)
-        lane = Lane(self, *terms)
-        self._channel.run(lane._open())
-        return lane
 
     def __enter__(self) -> Self:
         return self

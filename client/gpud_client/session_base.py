@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
 
 from gpud.errors import ConnectionLost, GpudError
+from gpud.units import Share
 from gpud_client.arrays import ArrayBase
 from gpud_client.checking import Checking
 from gpud_client.connection import operations
@@ -20,6 +21,8 @@ from gpud_client.connection.resuming import begin, resume
 from gpud_client.devices import Device
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.kernels import KernelBase, Launch
+from gpud_client.launch.lane_base import LaneBase
+from gpud_client.launch.lane_submission import lane_terms
 from gpud_client.launch.modules import ModuleBase
 from gpud_client.launch.shares import Amounts
 from gpud_client.launch.streams import Stream
@@ -48,16 +51,18 @@ KernelT = TypeVar("KernelT", bound=KernelBase[Any, Any])
 ModuleT = TypeVar("ModuleT", bound=ModuleBase[Any, Any])
 JobT = TypeVar("JobT", bound=JobBase)
 WorkloadT = TypeVar("WorkloadT", bound=WorkloadBase[Any, Any])
+LaneT = TypeVar("LaneT", bound=LaneBase)
 
 
 class SessionBase(
-    SessionArrays[ArrayT, WorkloadT], Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT]
+    SessionArrays[ArrayT, WorkloadT], Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT, LaneT]
 ):
     """State and operations common to `Session` and `AsyncSession`."""
 
     _channel: Any
     _module_class: type[ModuleT]
     _job_class: type[JobT]
+    _lane_class: type[LaneT]
     _finalizer: weakref.finalize[..., Any]
     _submit = submit_launches
 
@@ -103,6 +108,38 @@ class SessionBase(
     def stream(self) -> Stream:
         """Make a stream: its jobs run in order, concurrently with those of other streams."""
         return Stream(self._core, self._core.next_stream())
+
+    def lane(
+        self,
+        *,
+        reservation: Share | None = None,
+        quota: Share | None = None,
+        weight: int = 1,
+        device: Device | int | None = None,
+        deadline: float | None = None,
+        exclusive: bool = False,
+    ) -> LaneT:
+        """Open a lane: a stream with a share of its own, whose jobs start in microseconds.
+
+        Waits until the lane has its share. Give it as ``stream=`` to `Kernel.submit` and
+        `Session.sequence`; close it, or use it in a ``with`` block.
+
+        Args:
+            reservation: Online, with this share: CapSM, or ``"25%"``.
+            quota: Offline, with at most this share. Neither: offline, the whole device.
+            weight: 1 to 1000: of an offline lane, when capacity is shared.
+            device: On which device; None: on the first one.
+            deadline: Seconds from now; orders online lanes and jobs that wait for their share.
+            exclusive: Have whole SMs on which no other job's blocks run until it is closed, as with
+                `Kernel.submit`. Such a lane lends nothing, and cannot be resized.
+
+        Raises:
+            AdmissionError: The device can never grant the share.
+            InvalidArgument: The device has no lanes.
+            ValueError: Both shares are given, or one is none.
+        """
+        terms = lane_terms(self, reservation, quota, weight, device, deadline, exclusive)
+        return self._lane_class(self, *terms)._made()
 
     def _at_end(self, end: Callable[[], None]) -> None:
         """Call ``end`` when the session is closed or garbage collected."""

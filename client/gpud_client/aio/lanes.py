@@ -6,11 +6,10 @@ A thread sleeps on the ring's count of completions while somebody waits, and wak
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from types import TracebackType
 from typing import Any, Self
 
 from gpud_client.aio.jobs import AsyncJob
-from gpud_client.connection.faces import Awaited
+from gpud_client.connection.contexts import AwaitedContext
 from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_job_base import LaneJobBase
 
@@ -40,7 +39,7 @@ class AsyncLaneJob(LaneJobBase, AsyncJob):
         return self._ask()
 
 
-class AsyncLane(LaneBase, Awaited):
+class AsyncLane(LaneBase, AwaitedContext):
     """A stream with a share of its own; made by `AsyncSession.lane`. See `Lane`.
 
     ``async with gpu.lane(...) as lane:`` or ``lane = await gpu.lane(...)`` opens it.
@@ -50,16 +49,8 @@ class AsyncLane(LaneBase, Awaited):
 
     def __await__(self) -> Generator[Any, Any, Self]:
         """Open it, unless it is open; returns it."""
-        yield from self._channel.run(self._open()).__await__()
+        yield from self._channel.run(self._enter()).__await__()
         return self
 
-    async def __aenter__(self) -> Self:
-        return await self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close(wait=error is None)
+    def _made(self) -> Self:
+        return self

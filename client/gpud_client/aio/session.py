@@ -16,12 +16,10 @@ import asyncio
 import os
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from functools import wraps
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Self
 
-from gpud.units import Share
 from gpud.wire.socket_path import socket_path
 from gpud_client.aio.channel import AsyncChannel
 from gpud_client.aio.jobs import AsyncJob
@@ -30,12 +28,8 @@ from gpud_client.arrays import ArrayBase
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.faces import Awaited
 from gpud_client.connection.protocol_state import ProtocolState
-from gpud_client.devices import Device
-from gpud_client.launch.dimensions import Dim
 from gpud_client.launch.kernels import KernelBase
-from gpud_client.launch.lane_submission import lane_terms, launch_in_lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
-from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 from gpud_client.workloads.faces import AwaitedTurn, AwaitedWorkload
@@ -67,32 +61,6 @@ class AsyncKernel(KernelBase["AsyncModule", AsyncJob], Awaited):
     """A kernel, compiled and rewritten; see `Kernel`."""
 
 
-_submit_anyhow = AsyncKernel.submit
-
-
-@wraps(_submit_anyhow)
-async def _submit(
-    kernel: AsyncKernel,
-    grid: Dim,
-    block: Dim,
-    args: Sequence[Any] = (),
-    *,
-    shared: int = 0,
-    stream: Stream | None = None,
-    **options: Any,
-) -> AsyncJob:
-    if stream.__class__ is AsyncLane and not options:
-        job: Any = launch_in_lane(stream, kernel, grid, block, args, shared)
-        if job is not None:
-            return job  # type: ignore[no-any-return]
-    if stream is not None:
-        options["stream"] = stream
-    return await _submit_anyhow(kernel, grid, block, args, shared=shared, **options)  # type: ignore[no-any-return]
-
-
-AsyncKernel.submit = _submit  # type: ignore[method-assign, assignment]
-
-
 class AsyncModule(ModuleBase[AsyncKernel, AsyncSymbol], Awaited):
     """A compiled source; see `Module`."""
 
@@ -111,7 +79,7 @@ class AsyncWorkload(AwaitedWorkload[AsyncArray, AsyncTurn]):
 
 
 class AsyncSession(
-    SessionBase[AsyncArray, AsyncKernel, AsyncModule, AsyncJob, AsyncWorkload], Awaited
+    SessionBase[AsyncArray, AsyncKernel, AsyncModule, AsyncJob, AsyncWorkload, AsyncLane], Awaited
 ):
     """A connection to the daemon for asyncio; see `Session`. Made by `aconnect` or `alocal`."""
 
@@ -120,25 +88,12 @@ class AsyncSession(
     _module_class = AsyncModule
     _job_class = AsyncJob
     _workload_class = AsyncWorkload
+    _lane_class = AsyncLane
 
     def __init__(self, sock: socket.socket, path: str, program: str | None = None) -> None:
         super().__init__(ProtocolState(), path, program)
         self._channel = AsyncChannel(sock, self._core, path)
         self._finalizer: weakref.finalize[..., Any] = weakref.finalize(self, self._channel.abandon)
-
-    def lane(
-        self,
-        *,
-        reservation: Share | None = None,
-        quota: Share | None = None,
-        weight: int = 1,
-        device: Device | int | None = None,
-        deadline: float | None = None,
-        exclusive: bool = False,
-    ) -> AsyncLane:
-        """Make a lane, to be opened with ``await`` or ``async with``. See `Session.lane`."""
-        terms = lane_terms(self, reservation, quota, weight, device, deadline, exclusive)
-        return AsyncLane(self, *terms)
 
     async def __aenter__(self) -> Self:
         return self

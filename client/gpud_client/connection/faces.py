@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,10 +35,17 @@ from typing import (
 
 from gpud_client.connection.pending import Operation
 
-__all__ = ["Awaited", "Blocking", "operation", "queried"]
+__all__ = [
+    "Awaited",
+    "Blocking",
+    "operation",
+    "queried",
+    "with_shortcut",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Shortcut = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Blocking:
@@ -58,10 +66,20 @@ class Awaited:
 
 
 class operation(Generic[P, T]):  # noqa: N801  (used as a decorator)
-    """Marks a generator as a method of a class's faces."""
+    """Marks a generator as a method of a class's faces.
 
-    def __init__(self, steps: Callable[Concatenate[Any, P], Operation[T]]) -> None:
+    Args:
+        steps: The generator.
+        shortcut: Given what takes the steps, makes the method, which takes them if it must.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[Concatenate[Any, P], Operation[T]],
+        shortcut: _Shortcut | None = None,
+    ) -> None:
         self.steps = steps
+        self.shortcut = shortcut
         self.__doc__ = steps.__doc__
 
     if TYPE_CHECKING:
@@ -73,6 +91,13 @@ class operation(Generic[P, T]):  # noqa: N801  (used as a decorator)
         @overload
         def __get__(self, face: Awaited, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
         def __get__(self, face: Any, owner: type) -> Any: ...
+
+
+def with_shortcut(
+    shortcut: _Shortcut,
+) -> Callable[[Callable[Concatenate[Any, P], Operation[T]]], operation[P, T]]:
+    """Mark a generator as an `operation` that has a shortcut."""
+    return lambda steps: operation(steps, shortcut)
 
 
 class queried(Generic[T]):  # noqa: N801  (used as a decorator)
@@ -98,7 +123,7 @@ class queried(Generic[T]):  # noqa: N801  (used as a decorator)
 
 def _show(
     cls: type[Any],
-    make: Callable[[Callable[..., Operation[Any]]], Callable[..., Any]],
+    make: Callable[[Callable[..., Operation[Any]], _Shortcut | None], Callable[..., Any]],
     describe: Callable[[str, Callable[..., Any]], str | None],
 ) -> None:
     """Add a method or property to ``cls`` for each operation that it inherits as such."""
@@ -111,7 +136,7 @@ def _show(
             seen.add(name)
             if not isinstance(marked, operation | queried):
                 continue
-            method: Any = make(marked.steps)
+            method: Any = make(marked.steps, getattr(marked, "shortcut", None))
             method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
             method.__module__ = cls.__module__
             method.__doc__ = describe(name, marked.steps)
@@ -119,18 +144,30 @@ def _show(
             setattr(cls, name, property(method) if isinstance(marked, queried) else method)
 
 
-def _blocking(steps: Callable[..., Operation[Any]]) -> Callable[..., Any]:
+def _blocking(
+    steps: Callable[..., Operation[Any]], shortcut: _Shortcut | None
+) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **options: Any) -> Any:
         return self._channel.run(steps(self, *args, **options))
 
-    return method
+    return shortcut(method) if shortcut else method
 
 
-def _awaited(steps: Callable[..., Operation[Any]]) -> Callable[..., Any]:
+def _awaited(
+    steps: Callable[..., Operation[Any]], shortcut: _Shortcut | None
+) -> Callable[..., Any]:
     async def method(self: Any, *args: Any, **options: Any) -> Any:
         return await self._channel.run(steps(self, *args, **options))
 
-    return method
+    if shortcut is None:
+        return method
+    shortened = shortcut(method)
+
+    async def quick(self: Any, *args: Any, **options: Any) -> Any:
+        made = shortened(self, *args, **options)
+        return await made if isinstance(made, CoroutineType) else made
+
+    return quick
 
 
 def _title(steps: Callable[..., Any]) -> str:

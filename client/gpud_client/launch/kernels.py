@@ -10,12 +10,13 @@ import msgpack
 from gpud.errors import LaunchConfigError, from_wire
 from gpud.wire.messages import Measure
 from gpud_client.arrays import ArrayBase
-from gpud_client.connection.faces import operation
+from gpud_client.connection.faces import operation, with_shortcut
 from gpud_client.connection.pending import Operation, Request
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
 from gpud_client.launch.argument_packer import ArgumentPacker
 from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3, as_shared
+from gpud_client.launch.lane_shortcut import lanes_first
 from gpud_client.launch.loaded_module import LoadedModule
 from gpud_client.launch.submit_options import SubmitOptions, complete, takes_submit_options
 
@@ -167,7 +168,7 @@ class KernelBase(Displayed, Generic[ModuleT, JobT]):
             measured = yield from self._measure(loaded, index, dims, size)
         return measured[0]
 
-    @operation
+    @with_shortcut(lanes_first)
     @takes_submit_options
     def submit(
         self,

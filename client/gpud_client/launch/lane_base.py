@@ -21,7 +21,7 @@ import os
 import struct
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from gpud.errors import ConnectionLost, GpudError, InvalidArgument, JobCancelled, from_wire
 from gpud.wire import lane_ring as ring
@@ -104,11 +104,7 @@ class LaneBase(LaneCompletions):
         Args:
             wait: For its jobs; else those that have not ended are cancelled.
         """
-        if wait:
-            yield [Point(self, self._at - 1)]
-        if self._stop_submissions() and self._core.lost is None:  # type: ignore[attr-defined]
-            yield Notification(CloseLane(self._number))
-            yield [self._closed]
+        yield from self._end(wait)
 
     def _stop_submissions(self) -> bool:
         """Take no more launches; returns whether the daemon is to be told."""
@@ -120,7 +116,11 @@ class LaneBase(LaneCompletions):
 
     # -- steps of operations
 
-    def _open(self) -> Operation[None]:
+    def _made(self) -> Self:
+        """Return the lane, as `Session.lane` does: where methods block, once it is open."""
+        raise NotImplementedError
+
+    def _enter(self) -> Operation[None]:
         """Open it, once; waits until it has its share."""
         try:
             if not self._sent:
@@ -134,6 +134,16 @@ class LaneBase(LaneCompletions):
         if not self._opened:
             assert self._error is not None
             raise self._error
+
+    def _leave(self, error: BaseException | None) -> Operation[None]:
+        yield from self._end(wait=error is None)
+
+    def _end(self, wait: bool) -> Operation[None]:
+        if wait:
+            yield [Point(self, self._at - 1)]
+        if self._stop_submissions() and self._core.lost is None:  # type: ignore[attr-defined]
+            yield Notification(CloseLane(self._number))
+            yield [self._closed]
 
     # -- from the connection, on its thread
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpud.units import Share
 from gpud.wire.lane_ring import INLINE_BYTES
 from gpud.wire.messages import PrepareLaunch
 from gpud_client.connection.pending import Operation, Request
 from gpud_client.devices import Device
-from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3
-from gpud_client.launch.kernels import KernelBase, Launch
+from gpud_client.launch.kernels import Launch
 from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_futex import check_machine
 from gpud_client.launch.lane_job_base import LaneJobBase
+from gpud_client.launch.lane_shortcut import LaunchSite
 from gpud_client.launch.shares import admissible
 from gpud_client.launch.submit_options import SubmitOptions, as_ns
 
-__all__ = ["lane_terms", "launch_in_lane", "submit_in_lane"]
+__all__ = ["lane_terms", "submit_in_lane"]
 
 _UNIT = 32  # slices of an SM, of a lane
 _MOST_WEIGHT = 1000
@@ -68,47 +68,7 @@ def submit_in_lane(
     return job
 
 
-def launch_in_lane(
-    lane: LaneBase, kernel: KernelBase[Any, Any], grid: Dim, block: Dim, args: Any, shared: int
-) -> LaneJobBase | None:
-    """Write a launch into a lane's ring; None if it is one for `submit_in_lane`.
-
-    The shortest way for what is usual: a kernel, block and size of shared memory that were used in
-    the lane before. The arguments are checked as ever.
-    """
-    if type(block) is not int:
-        block = as_dim3("block", block)
-    site = lane._sites.get((kernel, block, shared)) if type(shared) is int else None
-    if site is None or site.record is None:
-        return None
-    if type(grid) is int and 0 < grid <= MOST_BLOCKS:
-        dims, total = (grid, 1, 1), grid
-    else:
-        dims = as_dim3("grid", grid)
-        total = dims[0] * dims[1] * dims[2]
-        if total > MOST_BLOCKS:
-            return None
-    values, arrays = kernel._packer.values(args)
-    session, device = lane._session, lane.device
-    allocations = []
-    for array in arrays:
-        allocation = array._allocation
-        if array._session is not session or array._device is not device or allocation is None:
-            return None
-        allocations.append(allocation)
-    job: LaneJobBase = lane._job_class(lane, kernel._name, total)
-    return job if lane._launch(job, site, dims, values, allocations) else None
-
-
-class _Site(NamedTuple):
-    """A launch site. ``record`` is None if its launches do not fit into a slot, or are checked."""
-
-    number: int
-    size: int
-    record: struct.Struct | None
-
-
-def _prepare(lane: LaneBase, launch: Launch) -> Operation[_Site]:
+def _prepare(lane: LaneBase, launch: Launch) -> Operation[LaunchSite]:
     """Have the device make a launch site, and keep it."""
     kernel = launch.kernel
     packed = yield from kernel._pack(launch, lane.device)
@@ -120,7 +80,7 @@ def _prepare(lane: LaneBase, launch: Launch) -> Operation[_Site]:
     size = len(launch._parameters)
     usual = size <= INLINE_BYTES and lane._session._core.checking is None
     record = struct.Struct(_RECORD + kernel._packer.layout) if usual else None
-    site = _Site(int(answer.value), size, record)
+    site = LaunchSite(int(answer.value), size, record)
     lane._sites[kernel, block, shared] = site
     if block[1:] == (1, 1):
         lane._sites[kernel, block[0], shared] = site  # as most people write it

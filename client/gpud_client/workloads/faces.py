@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from gpud_client.arrays import ArrayBase
-from gpud_client.connection.faces import Awaited, Blocking
+from gpud_client.connection.contexts import AwaitedContext, BlockingContext
 from gpud_client.workloads.turn import TurnBase
 from gpud_client.workloads.workload import WorkloadBase
 
@@ -18,39 +17,15 @@ BlockingT = TypeVar("BlockingT", bound="BlockingTurn[Any]")
 AwaitedT = TypeVar("AwaitedT", bound="AwaitedTurn[Any]")
 
 
-class BlockingTurn(TurnBase[ArrayT], Blocking):
+class BlockingTurn(TurnBase[ArrayT], BlockingContext):
     """The ``with`` block of an iteration."""
 
-    def __enter__(self) -> Self:
-        turn: Self = self._channel.run(self._begin())
-        return turn
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._channel.run(self._end())
-
-
-class AwaitedTurn(TurnBase[ArrayT], Awaited):
+class AwaitedTurn(TurnBase[ArrayT], AwaitedContext):
     """The ``async with`` block of an iteration."""
 
-    async def __aenter__(self) -> Self:
-        turn: Self = await self._channel.run(self._begin())
-        return turn
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._channel.run(self._end())
-
-
-class BlockingWorkload(WorkloadBase[ArrayT, BlockingT], Blocking):
+class BlockingWorkload(WorkloadBase[ArrayT, BlockingT], BlockingContext):
     """What a workload has beside its operations, where methods block."""
 
     def iteration(self, last: bool = False) -> BlockingT:
@@ -67,19 +42,8 @@ class BlockingWorkload(WorkloadBase[ArrayT, BlockingT], Blocking):
             with self.iteration(last=number == count - 1) as turn:
                 yield turn
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class AwaitedWorkload(WorkloadBase[ArrayT, AwaitedT], Awaited):
+class AwaitedWorkload(WorkloadBase[ArrayT, AwaitedT], AwaitedContext):
     """What a workload has beside its operations, where methods are awaited."""
 
     def iteration(self, last: bool = False) -> AwaitedT:
@@ -91,14 +55,3 @@ class AwaitedWorkload(WorkloadBase[ArrayT, AwaitedT], Awaited):
         for number in range(count):
             async with self.iteration(last=number == count - 1) as turn:
                 yield turn
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

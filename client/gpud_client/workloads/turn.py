@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class TurnBase(ArrayMaker[ArrayT]):
         self._arrays.add(array)
         return array
 
-    def _begin(self) -> Operation[Self]:
+    def _enter(self) -> Operation[None]:
         if self._entered:
             raise ValueError("an iteration is entered once: ask the workload for the next one")
         self._entered = True
@@ -81,14 +81,16 @@ class TurnBase(ArrayMaker[ArrayT]):
                 )
                 self.new = workload._granted(answer.value)
         except BaseException:
-            workload._leave(begun=False)
+            workload._end_iteration(begun=False)
             raise
         self.number = workload._iterations
         workload._iterations += 1
         self._range = workload._new_range()
         workload._resume()
         self._open = True
-        return self
+
+    def _leave(self, error: BaseException | None) -> Operation[None]:
+        yield from self._end()
 
     def _end(self) -> Operation[None]:
         workload = self._workload
@@ -101,7 +103,7 @@ class TurnBase(ArrayMaker[ArrayT]):
         for array in list(self._arrays):
             array._withdraw(_OVER)
         workload._suspend()
-        ended = workload._leave(begun=True)
+        ended = workload._end_iteration(begun=True)
         if not workload.closed:
             if ended is not None:
                 yield Notification(ended)

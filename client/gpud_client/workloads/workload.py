@@ -139,9 +139,7 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         Waits for the session's jobs that were submitted before. May be called twice. An iteration
         with ``last=True`` does the same at its end.
         """
-        if self._current is not None:
-            yield from self._current._end()
-        yield from self._end()
+        yield from self._leave(None)
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True) or self.closed:
@@ -149,6 +147,11 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         self._notify(wm.CloseWorkload(0, self._number))
 
     # -- steps of operations
+
+    def _leave(self, error: BaseException | None) -> Operation[None]:
+        if self._current is not None:
+            yield from self._current._end()
+        yield from self._end()
 
     def _end(self) -> Operation[None]:
         if self._closed:
@@ -265,7 +268,7 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
             self._iterations += 1
             return True
 
-    def _leave(self, *, begun: bool) -> wm.EndIteration | None:
+    def _end_iteration(self, *, begun: bool) -> wm.EndIteration | None:
         """End the iteration under way, which had ``begun``; returns what the daemon is to know."""
         with self._lock:
             self._current = None

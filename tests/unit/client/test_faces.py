@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 import gpud_client as gc
-from gpud_client.connection.faces import Awaited, Blocking, operation, queried
+from gpud_client.connection.contexts import AwaitedContext, BlockingContext
+from gpud_client.connection.faces import Awaited, Blocking, operation, queried, with_shortcut
 from gpud_client.connection.pending import Operation
 
 T = TypeVar("T")
@@ -121,3 +122,70 @@ def test_the_library_has_the_same_methods_in_both_faces(faces: tuple[type, type]
             continue
         here, there = inspect.signature(member), inspect.signature(awaited[name])
         assert list(here.parameters) == list(there.parameters), name
+
+
+@pytest.mark.parametrize("given", [{"grid": 1, "block": 2}, {"grid": 3, "block": 2}])
+def test_a_shortcut_spares_the_steps_at_both_faces(given: dict[str, int]) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def shortcut(take_steps: Any) -> Any:
+        def submit(face: Any, grid: int, block: int) -> Any:
+            asked.append((grid, block))
+            return "short" if grid == 1 else take_steps(face, grid, block=block)
+
+        return submit
+
+    class Submitting:
+        @with_shortcut(shortcut)
+        def submit(self, grid: int, block: int) -> Operation[str]:
+            yield from ()
+            return "steps"
+
+    class Sync(Submitting, Blocking):
+        _channel = Channel()
+
+    class Async(Submitting, Awaited):
+        _channel = AsyncChannel()
+
+    expected = "short" if given["grid"] == 1 else "steps"
+    assert Sync().submit(**given) == expected
+    assert asyncio.run(Async().submit(**given)) == expected
+    assert asked == [(given["grid"], given["block"])] * 2
+    assert str(inspect.signature(Sync.submit)) == "(self, grid: 'int', block: 'int') -> 'str'"
+
+
+def test_a_with_block_enters_and_leaves_at_both_faces() -> None:
+    class Base:
+        def __init__(self) -> None:
+            self.seen: list[object] = []
+
+        def _enter(self) -> Operation[None]:
+            self.seen.append("in")
+            yield from ()
+
+        def _leave(self, error: BaseException | None) -> Operation[None]:
+            self.seen.append(type(error))
+            yield from ()
+
+    class Sync(Base, BlockingContext):
+        _channel = Channel()
+
+    class Async(Base, AwaitedContext):
+        _channel = AsyncChannel()
+
+    def enter(block: Sync) -> None:
+        with block as entered:
+            assert entered is block
+            raise KeyError
+
+    async def await_entering(block: Async) -> None:
+        async with block as entered:
+            assert entered is block
+            raise KeyError
+
+    sync, awaited = Sync(), Async()
+    with pytest.raises(KeyError):
+        enter(sync)
+    with pytest.raises(KeyError):
+        asyncio.run(await_entering(awaited))
+    assert sync.seen == awaited.seen == ["in", KeyError]
