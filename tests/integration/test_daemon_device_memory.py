@@ -162,10 +162,50 @@ async def test_however_often_an_array_is_written_few_copies_wait(world: World) -
     await heard(client)
     assert len(sent(world, m.Upload)) == 2
     client.send(wm.Upload(0, array, 0, SIZE))
-    for at in range(MOST_PARTS + 1):
+
+
+async def test_who_writes_more_parts_than_may_wait_waits_and_loses_none(world: World) -> None:
+    client = await world.client()
+    array, after = await client.allocate(SIZE), await client.allocate(SIZE)
+    world.host.holds = {m.Upload}
+    for at in range(MOST_PARTS + 10):
         client.send(wm.Upload(0, array, at, 1))
-    refused = await client.expect(wm.Failed)
-    assert (refused.request, refused.error["code"]) == (0, "limit")
+    client.send(wm.Upload(0, after, 0, SIZE))
+    for count in range(1, 10):
+        await until(lambda count=count: len(sent(world, m.Upload)) == count)
+        assert len(sent(world, m.Upload)) == count  # the other array's comes last
+        world.host.answer()
+    world.host.holds = set()
+    world.host.answer()
+    await until(lambda: len(sent(world, m.Upload)) == MOST_PARTS + 11)
+    places = {one.offset for one in sent(world, m.Upload)}
+    assert places == {*range(MOST_PARTS + 10), PAGES}
+
+
+async def test_who_waits_for_room_goes_on_with_the_next_host(world: World) -> None:
+    client = await world.client()
+    array = await client.allocate(SIZE)
+    world.host.holds = {m.Upload}
+    for at in range(MOST_PARTS + 3):
+        client.send(wm.Upload(0, array, at, 1))
+    await until(lambda: sent(world, m.Upload))
+    await lose(world)
+    await heard(client)
+
+
+async def test_who_waits_for_room_may_be_gone(world: World) -> None:
+    client = await world.client()
+    array = await client.allocate(SIZE)
+    world.host.holds = {m.Upload}
+    for at in range(MOST_PARTS + 3):
+        client.send(wm.Upload(0, array, at, 1))
+    await until(lambda: sent(world, m.Upload))
+    client.close()
+    world.host.holds = set()
+    world.host.answer()
+    await until(lambda: not world.daemon.state.sessions)
+    other = await world.client()
+    await heard(other)
 
 
 async def test_what_is_freed_is_released_before_it_is_given_out_again(world: World) -> None:

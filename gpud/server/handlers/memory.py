@@ -72,12 +72,21 @@ class MemoryRequests:
         session.free(message.device, message.array)
 
     def upload(self, session: Session, message: wm.Upload) -> None:
-        """Handle `Upload`: jobs submitted from now on see what the client has written."""
+        """Handle `Upload`: jobs submitted from now on see what the client has written.
+
+        Who writes parts faster than they are copied waits: no later message is handled.
+        """
         memory = self._device_arrays(message.device)
         part = message.array, message.offset, message.size
         region = (session.number, message.device, message.array) in self._arenas.regions.counted
         most = MOST_REGION_PARTS if region else MOST_PARTS
-        memory.write(session.number, *part, session.last_number, most)
+
+        def go_on() -> None:
+            if not session.gone:
+                session.stream.resume()
+
+        if not memory.write(session.number, *part, session.last_number, most, go_on):
+            session.stream.pause()
 
     def download(self, session: Session, message: wm.Download) -> None:
         """Handle `Download`: answer when the file holds the device's values."""

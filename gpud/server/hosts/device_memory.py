@@ -11,7 +11,8 @@ Properties:
     writes_visible: a job that is submitted after an array was written sees what was written, and
         does not wait for later writes;
     bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait, and
-        `MOST_REGION_PARTS` of a workload's memory, in which many arrays lie;
+        `MOST_REGION_PARTS` of a workload's memory, in which many arrays lie; who writes more parts
+        waits;
     loss_reported: using values that are lost, or could not be copied, is an error.
 """
 
@@ -52,6 +53,7 @@ class _Parts:
 
     def __init__(self) -> None:
         self.waiting: dict[tuple[int, int], int] = {}
+        self.when_copied: Callable[[], None] | None = None
 
 
 class DeviceArrays:
@@ -133,33 +135,39 @@ class DeviceArrays:
         size: int,
         last_job: int,
         most: int = MOST_PARTS,
-    ) -> None:
+        when_written: Callable[[], None] | None = None,
+    ) -> bool:
         """Copy a part of an array, which the session has written, from the file to the device.
 
         Jobs after ``last_job``, the number of the session's newest job, see the new values. No more
         than ``most`` different parts of the array wait.
 
+        Returns:
+            Whether there was room for it. If not, it is written once a part has been copied, and
+            ``when_written`` is called then; there must be no other call for the array until then.
+
         Raises:
             UnknownName, InvalidArgument: there is no such array or part.
-            LimitExceeded: too many different parts of the array wait.
         """
         self.copies.check(session, address, offset, size)
         part = (offset, size)
         key = (session, address)
         parts = self._parts.get(key)
-        if parts is not None and part not in parts.waiting:
-            if len(parts.waiting) >= most:
-                raise LimitExceeded(
-                    f"{most} parts of the array at {address:#x} wait to be copied to the "
-                    "device; write larger parts, or wait for a job",
-                    limit="parts",
-                    value=most,
-                )
+        if parts is not None and part not in parts.waiting and len(parts.waiting) >= most:
+
+            def copied() -> None:
+                self.write(session, address, offset, size, last_job, most)
+                if when_written is not None:
+                    when_written()
+
+            parts.when_copied = copied
+            return False
         self.copies.written(session, address, offset, size)
         if parts is None:
             self._write(key, _Parts(), part, self._writes.begin(session, last_job))
         elif part not in parts.waiting:
             parts.waiting[part] = self._writes.begin(session, last_job)
+        return True
 
     def _write(
         self, key: tuple[SessionId, int], parts: _Parts, part: tuple[int, int], number: int
@@ -192,6 +200,9 @@ class DeviceArrays:
                 part, following = next(iter(parts.waiting.items()))
                 del parts.waiting[part]
                 self._write(key, parts, part, following)
+            if parts.when_copied is not None:
+                when_copied, parts.when_copied = parts.when_copied, None
+                when_copied()
         self._arrived(session, arrived)
 
     def _arrived(self, session: SessionId, writes: Iterable[int]) -> None:
