@@ -145,15 +145,15 @@ class Config:
     turn_linger_ns: int = _setting(
         quantities.duration("ms", most_s=60),
         "2 ms",
-        "how long a workload may take from one iteration to the next before its turn ends, while "
-        "others wait",
+        "how long a workload may take from one iteration to the next, or run nothing, before its "
+        "turn ends, while others wait",
         live=True,
     )
     turn_overstay_ns: int = _setting(
         quantities.duration("s", most_s=86_400, least_ns=10**6),
         "60 s",
-        "how long an iteration may last, while others wait, before the log and gpuctl events name "
-        "its workload",
+        "how long an iteration may last beyond the time slice, while others wait, before the log "
+        "and gpuctl events name its workload",
         live=True,
     )
     offline_floor: str = _setting(

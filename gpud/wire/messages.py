@@ -474,8 +474,8 @@ class BeginIteration(NamedTuple):
     """Wait for a workload's turn; answered by `Answer`, which holds a map.
 
     "new": whether a turn begins with this iteration, so that its temporary memory is all zeroes;
-    "standing": whether the workload is alone on its device, and may begin further iterations
-    without asking, until `TurnRecalled`.
+    "standing": whether the workload may end this iteration and begin further ones without saying
+    so, until `TurnRecalled`.
     """
 
     request: Request
@@ -493,6 +493,7 @@ class EndIteration(NamedTuple):
     iterations: Annotated[
         int, uint(32, least=1), "how many there were: more than one if the turn was standing"
     ] = 1
+    idle_ns: Annotated[int, uint(63), "how long ago the last of them ended"] = 0
 
 
 @_client(33)
@@ -726,6 +727,9 @@ class ZoneLent(NamedTuple):
 
 @_daemon(82)
 class TurnRecalled(NamedTuple):
-    """A workload is not alone any more: it sends `EndIteration` at the end of its iteration."""
+    """Others want the device: the workload sends `EndIteration` at the end of its iteration.
+
+    If it is in none it does so at once.
+    """
 
     workload: Workload

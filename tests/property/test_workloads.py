@@ -84,6 +84,23 @@ class Workloads(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         self.simulation.end(self._choose(data, self._iterating))
 
+    @property
+    def _leased(self) -> list[int]:
+        return [n for n, one in self.simulation.workloads.items() if one.standing]
+
+    @precondition(lambda self: self._leased)
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        self.simulation.go_on(self._choose(data, self._leased))
+
+    @precondition(lambda self: self._leased)
+    @rule(data=st.data(), idle_ns=st.none() | st.integers(0, 40))
+    def idle(self, data: st.DataObject, idle_ns: int | None) -> None:
+        number = self._choose(data, self._leased)
+        self.simulation.idle(number)
+        if idle_ns is not None and not self.simulation.workloads[number].standing:
+            self.simulation.end(number, idle_ns)
+
     @precondition(lambda self: self.simulation.clearing)
     @rule(data=st.data())
     def clear(self, data: st.DataObject) -> None:
@@ -191,9 +208,15 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
             simulation.fit(one, (chance.random(), chance.random(), chance.random()))
         elif draw < 0.11:
             simulation.grow(one, size(40))
+        elif known.standing and draw < 0.6:
+            simulation.wait(chance.choice((1, 5, 30, 600)))
+            if known.standing:
+                simulation.go_on(one)
+        elif known.standing and draw < 0.65:
+            simulation.idle(one)
         elif known.iterating:
             simulation.wait(chance.choice((1, 5, 30, 600)))
-            simulation.end(one)
+            simulation.end(one, chance.choice((0, 0, 20)))
         elif known.asks_since is None:
             simulation.ask(one)
         else:
@@ -231,14 +254,14 @@ def _least_need(zones: Zones) -> int:
     return min(zones.temporary.values(), default=0)
 
 
-def _first_gap_of_any_size(zones: Zones, need: Need, other_bytes: int = 0) -> int | None:
-    position = _POSITION(zones, need, other_bytes)
+def _first_gap_of_any_size(zones: Zones, *terms: Any) -> int | None:
+    position = _POSITION(zones, *terms)
     return 0 if position else position
 
 
-def _without_others(zones: Zones, need: Need, other_bytes: int = 0) -> int | None:
+def _without_others(zones: Zones, need: Need, other_bytes: int = 0, *more: Any) -> int | None:
     del other_bytes
-    return _POSITION(zones, need, 0)
+    return _POSITION(zones, need, 0, *more)
 
 
 def _beyond_the_offset(zones: Zones, workload: int, size: int) -> Region | None:
@@ -278,6 +301,27 @@ def _within_an_iteration(turns: Turns, now_ns: int) -> int | None:
         turns.phase = Phase.CLEARING
         return turns.holder
     return _TICK(turns, now_ns)
+
+
+def _never_asked_back(turns: Turns, now_ns: int, *, idle: int | None = None) -> int | None:
+    return None if idle is None else _ASK_BACK(turns, now_ns, idle=idle)
+
+
+def _idle_or_not(turns: Turns, now_ns: int, *, idle: int | None = None) -> int | None:
+    del idle
+    return _ASK_BACK(turns, now_ns)
+
+
+def _asked_back_twice(turns: Turns, now_ns: int, *, idle: int | None = None) -> int | None:
+    found = _ASK_BACK(turns, now_ns, idle=idle)
+    turns.leased = found is not None or turns.leased
+    return found
+
+
+def _still_leased(turns: Turns, workload: int, now_ns: int, idle_ns: int = 0) -> None:
+    leased = turns.leased
+    _END_ITERATION(turns, workload, now_ns, idle_ns)
+    turns.leased = leased
 
 
 def _every_time(turns: Turns, now_ns: int) -> int | None:
@@ -345,9 +389,9 @@ def _always_ready(device: WorkloadDevice, workload: int) -> bool:
 
 
 def _never_paused(
-    manager: Any, device: WorkloadDevice, on: bool, commands: list[m.Command]
+    manager: Any, device: WorkloadDevice, on: bool, now_ns: int, commands: list[m.Command]
 ) -> None:
-    del manager, device, on, commands
+    del manager, device, on, now_ns, commands
 
 
 def _no_limit(device: WorkloadDevice, more: int = 0, window: int | None = None) -> int:
@@ -361,6 +405,8 @@ _POSITION = Zones.position
 _GROW = Zones.grow
 _REMOVE = Zones.remove
 _TICK = Turns.tick
+_ASK_BACK = Turns.ask_back
+_END_ITERATION = Turns.end_iteration
 _OVERSTAYS = Turns.overstays
 _ADMIT = WorkloadManager._admit
 
@@ -378,6 +424,10 @@ _ADMIT = WorkloadManager._admit
         (Turns, "tick", _without_clearing),
         (Turns, "tick", _deaf),
         (Turns, "tick", _within_an_iteration),
+        (Turns, "ask_back", _never_asked_back),
+        (Turns, "ask_back", _idle_or_not),
+        (Turns, "ask_back", _asked_back_twice),
+        (Turns, "end_iteration", _still_leased),
         (Turns, "overstays", _every_time),
         (manager_module.WorkloadManager, "_admit_waiting", _no_queue),
         (manager_module.WorkloadManager, "_allowed", _any_device),

@@ -41,6 +41,7 @@ class Workload:
         self.iterating = False
         self.reported = False
         self.standing = False
+        self.granted_ns = 0
         self.turns_of_others: dict[int, int] = {}  # begun while it waits
         self.away = False
         self.version = 0
@@ -101,9 +102,27 @@ class Simulation:
         one.turns_of_others = {}
         self.feed(m.Asked(self.now_ns, number))
 
-    def end(self, number: int) -> None:
+    def end(self, number: int, idle_ns: int = 0) -> None:
         self.workloads[number].iterating = self.workloads[number].standing = False
-        self.feed(m.Ended(self.now_ns, number))
+        self.feed(m.Ended(self.now_ns, number, idle_ns))
+
+    def go_on(self, number: int) -> None:
+        """Let a workload that has a lease end its iteration and begin the next, unseen."""
+        one = self.workloads[number]
+        check(one.standing and one.iterating, "it is to ask")
+        assert one.device is not None
+        check(self.dirty[one.device] == number, "another one's temporary memory")
+        check(number not in self.clearing, "its temporary memory is being cleared")
+        self._check_there(one, number)
+        self._write(one, number)
+
+    def idle(self, number: int) -> None:
+        """Report, rightly or not, that a workload with a lease runs nothing."""
+        one = self.workloads[number]
+        here = [other for other in self.workloads.values() if other.device == one.device]
+        waits = any(other.asks_since is not None for other in here)
+        self.feed(m.Idled(self.now_ns, number))
+        check(not (waits and one.standing), "nothing runs, others wait, and it is not asked back")
 
     def clear(self, number: int) -> None:
         self.clearing.discard(number)
@@ -214,6 +233,8 @@ class Simulation:
         check(command.region.size >= need.persistent, "too little persistent memory")
         check(command.region.offset >= need.offset, "too little room to grow")
         check(command.temporary >= need.temporary, "too little temporary memory")
+        here = [other for other in self.workloads.values() if other.device == command.device]
+        check(not any(other.standing for other in here), "not alone, and not told")
         one.device, one.region, one.temporary = command.device, command.region, command.temporary
         one.away = command.away
         check(one.opened.movable or not one.away, "away although it never moves")
@@ -294,15 +315,15 @@ class Simulation:
         check(dirty in (None, command.workload), "the last turn's memory was not cleared")
         check(command.begins_turn == (dirty is None), "told wrongly whether a turn begins")
         self.dirty[one.device] = command.workload
-        moves = command.workload in self.leaving or command.workload in self.returning
-        check(not one.away and not moves, "its region is not there")
+        self._check_there(one, command.workload)
         self._write(one, command.workload)
         one.asks_since, one.iterating, one.reported = None, True, False
-        here = [other for other in self.workloads.values() if other.device == one.device]
-        alone = here == [one]
-        due = alone and not self.manager.waiting
-        check(due <= command.standing <= alone, "goes on, or does not, for no reason")
-        one.standing = command.standing
+        check(command.standing or self.manager.waiting, "it is to ask, for no reason")
+        one.standing, one.granted_ns = command.standing, self.now_ns
+
+    def _check_there(self, one: Workload, number: int) -> None:
+        moves = number in self.leaving or number in self.returning
+        check(not one.away and not moves, "its region is not there")
 
     def _write(self, one: Workload, number: int) -> None:
         """Check what the last iteration has written to all of the region, and write again."""
@@ -387,7 +408,7 @@ class Simulation:
             )
             used = sum(end - start for start, end in filter(None, (o.span() for o in fixed)))
             check(used + zone + self.other[device] <= size, "more memory than there is")
-            check(not any(one.standing for one in here) or len(here) == 1, "not alone, not told")
+            self._check_leases(device, here)
             waits = any(one.asks_since is not None for one in here)
             idle = not any(one.iterating for one in here)
             numbers = [n for n, one in self.workloads.items() if one.device == device]
@@ -395,3 +416,13 @@ class Simulation:
             if waits and idle and not busy and not self.paused[device]:
                 due = self.manager.timer_ns()
                 check(due is not None, "a workload waits, and nothing will happen")
+
+    def _check_leases(self, device: int, here: list[Workload]) -> None:
+        """Check that who goes on without asking may, and is asked back in time."""
+        for one in (other for other in here if other.standing):
+            check(one.iterating and not self.paused[device], "it goes on, and must not")
+            waiting = [o for o in here if o.asks_since is not None]
+            there = not any(o.opened.movable for o in here)  # else the turn may be longer
+            length_ns = SETTINGS.slice_ns * one.opened.weight
+            late = self.now_ns > one.granted_ns + length_ns
+            check(not (waiting and there and late), "its time slice is over, and others wait")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
 from typing import Any, Generic, TypeVar
 
@@ -76,6 +77,7 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         self._standing = False
         self._recalled = False
         self._unreported = 0  # iterations since the last one that the daemon was asked for
+        self._left_ns = 0  # when the last one ended
         self._arrays: weakref.WeakSet[ArrayT] = weakref.WeakSet()
         self._closed = False
 
@@ -241,7 +243,7 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         for array in [*self._arrays, *(() if turn is None else turn._arrays)]:
             array._withdraw(f"the array was of workload {self.id}, which has ended with its daemon")
 
-    # -- a standing turn: while the workload is alone on its device, the daemon need not be asked
+    # -- a standing turn: until it is recalled, the daemon need not be asked
 
     def _granted(self, answer: dict[str, bool]) -> bool:
         """Note an iteration that the daemon has granted; returns whether a turn begins."""
@@ -272,23 +274,24 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         """End the iteration under way, which had ``begun``; returns what the daemon is to know."""
         with self._lock:
             self._current = None
+            self._left_ns = time.monotonic_ns()
             if self._standing and not begun:
                 self._unreported -= 1
             if not self._unreported or (self._standing and not self._recalled):
                 return None
-            return self._report()
+            return self._report(0)
 
     def _recall(self) -> None:
-        """Give up the standing turn at the end of the iteration; called when others come."""
+        """Give up the standing turn at the end of the iteration; called when others want it."""
         with self._lock:
             self._recalled = True
             if self._standing and self._current is None:
-                self._notify(self._report())
+                self._notify(self._report(time.monotonic_ns() - self._left_ns))
 
-    def _report(self) -> wm.EndIteration:
+    def _report(self, idle_ns: int) -> wm.EndIteration:
         count, self._unreported = self._unreported, 0
         self._standing = False
-        return wm.EndIteration(self._number, count)
+        return wm.EndIteration(self._number, count, idle_ns)
 
     def _jobs(self) -> list[PendingJob]:
         """Return the session's jobs on the device that have not ended."""

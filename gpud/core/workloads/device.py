@@ -26,7 +26,6 @@ class WorkloadDevice:
     Attributes:
         other_bytes: its memory that is in use outside of the zones.
         zone_bytes: the size of what all workloads share that was announced last.
-        standing: the workload that goes on without asking; None: there is none.
         paused: whether no iteration begins.
         target: the size that the window is to have, so that one that waits fits; None: its own.
     """
@@ -36,7 +35,6 @@ class WorkloadDevice:
         self.turns = Turns(settings)
         self.other_bytes = 0
         self.zone_bytes = 0
-        self.standing: int | None = None
         self.paused = False
         self.target: int | None = None
         self._began_ns: dict[int, int] = {}

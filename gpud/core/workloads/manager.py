@@ -39,6 +39,7 @@ from gpud.core.workloads.messages import (
     Grant,
     Grow,
     GrowAsked,
+    Idled,
     MemoryChanged,
     Opened,
     Overstay,
@@ -139,11 +140,10 @@ class WorkloadManager:
                 self._opened(event, commands)
             case Asked(now_ns, workload):
                 self._device(workload).turns.ask(workload, now_ns)
-            case Ended(now_ns, workload):
-                device = self._device(workload)
-                if device.standing == workload:
-                    device.standing = None
-                device.turns.end_iteration(workload, now_ns)
+            case Ended(now_ns, workload, idle_ns):
+                self._device(workload).turns.end_iteration(workload, now_ns, idle_ns)
+            case Idled(now_ns, workload):
+                self._recall(self._device(workload).turns.ask_back(now_ns, idle=workload), commands)
             case Cleared(_, workload):
                 self._device(workload).turns.cleared(workload)
             case Evicted(now_ns, workload):
@@ -163,8 +163,8 @@ class WorkloadManager:
             case MemoryChanged(_, other_bytes):
                 for device, size in zip(self._devices, other_bytes, strict=True):
                     device.other_bytes = size
-            case Paused(_, index, on):
-                self._pause(self._devices[index], on, commands)
+            case Paused(now_ns, index, on):
+                self._pause(self._devices[index], on, now_ns, commands)
             case Tick():
                 pass  # below
         for device in self._devices:
@@ -184,24 +184,29 @@ class WorkloadManager:
         if over is not None:
             commands.append(Clear(over))
         device.move(now_ns, commands)
+        self._recall(turns.ask_back(now_ns), commands)
         if device.paused:
             return
         begins_turn = turns.phase is Phase.FREE
         workload = turns.next_iteration(now_ns, device.ready)
         if workload is not None:
-            standing = len(turns.order) == 1 and not turns.pressed
-            if standing:
-                device.standing = workload
-            commands.append(Grant(workload, begins_turn, standing))
+            device.press()
+            turns.leased = not turns.pressed
+            commands.append(Grant(workload, begins_turn, turns.leased))
         overstaying = turns.overstays(now_ns)
         if overstaying is not None:
             commands.append(Overstay(overstaying, turns.since_ns, len(turns.waiting)))
 
-    def _pause(self, device: WorkloadDevice, on: bool, commands: list[Command]) -> None:
+    def _recall(self, workload: int | None, commands: list[Command]) -> None:
+        if workload is not None:
+            commands.append(Recall(workload))
+
+    def _pause(
+        self, device: WorkloadDevice, on: bool, now_ns: int, commands: list[Command]
+    ) -> None:
         device.paused = on
-        if on and device.standing is not None:
-            commands.append(Recall(device.standing))
-            device.standing = None
+        if on:
+            self._recall(device.turns.revoke(now_ns), commands)
 
     # -- admission
 
@@ -245,10 +250,6 @@ class WorkloadManager:
             if room is not None:
                 device = self._devices[one]
                 device.target = room
-                device.press()
-                if device.turns.pressed and device.standing is not None:
-                    commands.append(Recall(device.standing))
-                    device.standing = None
                 return
 
     def _allowed(self, event: Opened) -> Sequence[int]:
@@ -304,9 +305,7 @@ class WorkloadManager:
         assert region is not None
         self.device_of[event.workload] = place.device
         device.turns.join(event.workload, event.weight)
-        if device.standing is not None:
-            commands.append(Recall(device.standing))
-            device.standing = None
+        self._recall(device.turns.revoke(event.now_ns), commands)
         reason = self._reason(event, place)
         temporary = device.zones.temporary[event.workload]
         away = not device.ready(event.workload)
@@ -356,8 +355,6 @@ class WorkloadManager:
     def _closed(self, workload: int) -> None:
         if self.waiting.pop(workload, None) is None:
             device = self._device(workload)
-            if device.standing == workload:
-                device.standing = None
             device.turns.leave(workload)
             device.zones.remove(workload)
             device.left(workload)
@@ -382,9 +379,8 @@ class WorkloadManager:
             device.zones.validate()
             device.turns.validate()
             own = {*(region.workload for region in device.zones.regions), *device.zones.window}
-            standing = device.standing
-            require(standing is None or own == {standing}, "one that is not alone goes on")
-            require(standing in (None, device.turns.holder), "one without a turn goes on")
+            stops = device.paused or device.turns.pressed
+            require(not (stops and device.turns.leased), "one goes on that is to stop")
             require(own == set(device.turns.order), "who has memory and who has turns differ")
             placed |= dict.fromkeys(own, index)
             require(device.zone_bytes == device.shared_bytes, "a zone was not announced")

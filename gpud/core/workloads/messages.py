@@ -8,8 +8,8 @@ from gpud.core.workloads.zones import Need, Region
 
 __all__ = [
     "Admit", "Asked", "Clear", "Cleared", "Closed", "Command", "Ended", "Event", "Evict",
-    "Evicted", "Fit", "Fitted", "Grant", "Grow", "GrowAsked", "MemoryChanged", "Opened", "Overstay",
-    "Paused", "Recall", "Refuse", "RefuseGrowth", "Restore", "Restored", "Tick", "Zone",
+    "Evicted", "Fit", "Fitted", "Grant", "Grow", "GrowAsked", "Idled", "MemoryChanged", "Opened",
+    "Overstay", "Paused", "Recall", "Refuse", "RefuseGrowth", "Restore", "Restored", "Tick", "Zone",
 ]  # fmt: skip
 
 
@@ -45,7 +45,24 @@ class Asked(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A workload's iteration has ended, and nothing uses its temporary memory any more."""
+    """A workload's iteration has ended, and nothing uses its temporary memory any more.
+
+    Attributes:
+        workload: its number.
+        idle_ns: how long ago it ended, as the workload says.
+    """
+
+    now_ns: int
+    workload: int
+    idle_ns: int = 0
+
+
+class Idled(NamedTuple):
+    """A workload that goes on without asking seems to be between two iterations for too long.
+
+    To be reported, rightly or not, when it has run nothing for the time that a turn waits for the
+    next iteration: it is asked for its turn then, if others wait.
+    """
 
     now_ns: int
     workload: int
@@ -117,7 +134,7 @@ class Tick(NamedTuple):
 
 
 Event = (
-    Opened | Asked | Ended | Cleared | Evicted | Restored | GrowAsked | Fitted | Closed
+    Opened | Asked | Ended | Idled | Cleared | Evicted | Restored | GrowAsked | Fitted | Closed
     | MemoryChanged | Paused | Tick
 )  # fmt: skip
 
@@ -173,8 +190,7 @@ class Grant(NamedTuple):
 
     Attributes:
         begins_turn: whether its turn begins with it, so that it has new temporary memory.
-        standing: whether it is alone on its device, and may go on with further iterations, without
-            asking, until `Recall`.
+        standing: whether it may go on with further iterations, without asking, until `Recall`.
     """
 
     workload: int
@@ -183,7 +199,10 @@ class Grant(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """A workload is not alone any more: it is to report the end of its iteration as any other."""
+    """A workload is to report the end of the iteration under way, at once if there is none.
+
+    It is not alone on its device any more, or its time slice is over and others wait.
+    """
 
     workload: int
 

@@ -7,8 +7,13 @@ cleared, and the workload that has waited longest since its own last turn follow
 waits, a turn goes on; also while the next one is not `ready`, as its memory is being moved, if the
 turn is to be held for that long.
 
+A turn can be *leased*: its workload begins and ends iterations without saying so, until it is asked
+for the turn back, as its time slice is over, or as it seems to do nothing, and others wait. It then
+reports the end of the iteration under way, or at once if there is none.
+
 Properties:
     one_holder: at most one workload has the turn;
+    asked_back: no lease outlasts its time slice while another workload waits that is ready;
     cleared: a turn begins only after the temporary memory of the one before was cleared;
     bounded: while a workload waits, no other one begins two turns;
     awake: while a workload waits, another one has the turn, or the next one is not ready.
@@ -45,6 +50,7 @@ class Phase(Enum):
     FREE = "free"
     """Nobody has the turn."""
     ITERATING = "iterating"
+    """It is in an iteration; where its turn is leased, or between two, as only itself knows."""
     BETWEEN = "between iterations"
     CLEARING = "clearing"
     """Its turn has ended; its temporary memory is being cleared."""
@@ -60,8 +66,9 @@ class Turns:
         settings: the lengths of time; may be changed at any time.
         holder: the workload that has the turn; None: nobody.
         phase: what it is doing.
-        since_ns: when its current iteration began, or its last one ended.
+        since_ns: when its current iteration began, at the latest, or its last one ended.
         turn_ns: when its turn began.
+        leased: whether it goes on without asking; to be set when its iteration has begun.
         least_slice_ns: the least time slice of a turn.
         held: whether the turn goes on after its slice, as the next workload is not ready.
         pressed: whether the turn is to end although nobody waits for one.
@@ -76,6 +83,7 @@ class Turns:
         self.phase = Phase.FREE
         self.since_ns = 0
         self.turn_ns = 0
+        self.leased = False
         self.least_slice_ns = 0
         self.held = False
         self.pressed = False
@@ -110,6 +118,8 @@ class Turns:
             return None
         if self.phase is Phase.BETWEEN:
             return self.since_ns + self.settings.linger_ns
+        if self.leased:
+            return self.slice_ends_ns() if self._is_to_end() and not self.held else None
         if self.phase is Phase.ITERATING and not self._reported and self._asked_ns:
             return self._overstays_ns()
         return None
@@ -146,13 +156,39 @@ class Turns:
         )
         self._asked_ns[workload] = now_ns
 
-    def end_iteration(self, workload: int, now_ns: int) -> None:
-        """Record that the iteration under way has ended."""
+    def end_iteration(self, workload: int, now_ns: int, idle_ns: int = 0) -> None:
+        """Record that the iteration under way has ended, ``idle_ns`` ago; a lease ends with it."""
         require(
             self.holder == workload and self.phase is Phase.ITERATING,
             f"workload {workload} is in no iteration",
         )
-        self.phase, self.since_ns = Phase.BETWEEN, now_ns
+        self.phase, self.leased = Phase.BETWEEN, False
+        self.since_ns = max(self.since_ns, now_ns - idle_ns)
+
+    def ask_back(self, now_ns: int, *, idle: int | None = None) -> int | None:
+        """End a lease if others wait and the time slice is over.
+
+        Args:
+            now_ns: the time.
+            idle: a workload that seems to do nothing: its lease ends before, too.
+
+        Returns:
+            The workload that is to report the end of its iteration.
+        """
+        if not self.leased or not self._is_to_end():
+            return None
+        over = now_ns >= self.slice_ends_ns() and not self.held
+        if not over and not self.pressed and idle != self.holder:
+            return None
+        return self.revoke(now_ns)
+
+    def revoke(self, now_ns: int) -> int | None:
+        """End a lease; returns the workload that is to report the end of its iteration."""
+        if not self.leased:
+            return None
+        # From now on it is in one iteration at most.
+        self.leased, self.since_ns = False, max(self.since_ns, now_ns)
+        return self.holder
 
     def tick(self, now_ns: int) -> int | None:
         """End the turn if others wait and it is over.
@@ -212,6 +248,8 @@ class Turns:
         """Return the workload whose iteration lasts too long, once for each iteration."""
         if self.phase is not Phase.ITERATING or self._reported or not self._asked_ns:
             return None
+        if self.leased:
+            return None  # its iterations are not known
         if now_ns < self._overstays_ns():
             return None
         self._reported = True
@@ -221,7 +259,7 @@ class Turns:
         return self.pressed or any(workload != self.holder for workload in self._asked_ns)
 
     def _free(self) -> None:
-        self.holder, self.phase = None, Phase.FREE
+        self.holder, self.phase, self.leased = None, Phase.FREE, False
 
     def validate(self) -> None:
         """Check every property that can be checked on one state.
@@ -232,3 +270,4 @@ class Turns:
         require((self.holder is None) == (self.phase is Phase.FREE), "a turn without a workload")
         require(self.holder is None or self.holder in self._weights, "a turn of nobody")
         require(set(self._asked_ns) <= set(self._weights), "somebody unknown waits")
+        require(not self.leased or self.phase is Phase.ITERATING, "a lease without a turn")

@@ -141,7 +141,7 @@ class WorkloadRows:
         if workload.ending is not None:
             return "ending"
         turns = self._workloads.manager.turns(workload.device)
-        if workload.standing:
+        if workload.standing and len(turns.order) == 1:
             return "alone"
         if turns.holder == workload.number and turns.phase is not Phase.CLEARING:
             return str(turns.phase.value)

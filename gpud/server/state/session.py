@@ -182,6 +182,11 @@ class Session:
         self.user.jobs += 1
         self.jobs[job.number] = job
 
+    @property
+    def runs(self) -> bool:
+        """Whether a job has not ended, those of lanes aside, which are seen to by clients."""
+        return self._oldest() is not None
+
     def when_idle(self, action: Callable[[], None]) -> None:
         """Call ``action`` once all jobs submitted so far have ended."""
         if self._oldest() is not None:

@@ -29,7 +29,8 @@ class Workload:
         ends_iteration: whether its iteration waits for its jobs to end.
         reason: why it is on its device.
         request: the request that it waits for; None: it waits for nothing.
-        standing: whether it goes on without asking, as it is alone.
+        standing: whether it goes on without asking.
+        watched: whether it is seen to that its turn ends if it does nothing.
         iterations: how many have begun, as far as the daemon was told.
         turns: how many have begun.
         ending: why it is ending; None: it is not.
@@ -53,6 +54,7 @@ class Workload:
         self.reason = ""
         self.request: int | None = message.request
         self.standing = False
+        self.watched = False
         self.iterations = 0
         self.turns = 0
         self.ending: str | None = None

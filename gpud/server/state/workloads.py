@@ -24,6 +24,7 @@ from gpud.core.workloads.zones import Need
 from gpud.errors import GpudError, InvalidArgument, UnknownName
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
+from gpud.server.state.idle_turns import IdleTurns
 from gpud.server.state.mapped_memory import MappedMemory, ZoneOwner
 from gpud.server.state.region_mover import RegionMover
 from gpud.server.state.session import Session
@@ -68,6 +69,7 @@ class Workloads:
         self._feeding = False
         self._events: list[wk.Event] = []
         self._copied: dict[int, str] = {}
+        self._idle_turns = IdleTurns(loop, self._linger_ns, self._idled)
         self._commands = WorkloadCommands(
             self.all, arenas, (self._memory, self._mapped), records, self._feed, self._close
         )
@@ -196,12 +198,13 @@ class Workloads:
         workload.iterations += message.iterations - 1
         workload.standing = False
         workload.ends_iteration = True
-        session.when_idle(partial(self._iteration_ended, workload))
+        idle_ns = 0 if session.runs else message.idle_ns
+        session.when_idle(partial(self._iteration_ended, workload, idle_ns))
 
-    def _iteration_ended(self, workload: Workload) -> None:
+    def _iteration_ended(self, workload: Workload, idle_ns: int) -> None:
         workload.ends_iteration = False
         if workload.number in self.all and self.iterating(workload):
-            self._feed(wk.Ended(time.monotonic_ns(), workload.number))
+            self._feed(wk.Ended(time.monotonic_ns(), workload.number, idle_ns))
 
     def grow(self, session: Session, message: wm.GrowWorkload) -> None:
         """Grow a workload's persistent memory; answered at once.
@@ -342,7 +345,22 @@ class Workloads:
                     self._commands.carry_out(command)
         finally:
             self._feeding = False
+        for index in range(self.devices):
+            turns = self.manager.turns(index)
+            if turns.leased and turns.waiting and turns.holder is not None:
+                holder = self.all[turns.holder]
+                if not holder.mapped:  # its program's kernels are not seen from here
+                    self._idle_turns.watch(holder)
         self._set_timer()
+
+    def _linger_ns(self, workload: Workload) -> int | None:
+        turns = None if workload.device is None else self.manager.turns(workload.device)
+        if turns is None or not turns.leased or turns.holder != workload.number:
+            return None
+        return turns.settings.linger_ns if turns.waiting else None
+
+    def _idled(self, workload: Workload) -> None:
+        self._feed(wk.Idled(time.monotonic_ns(), workload.number))
 
     def _note_memory(self) -> None:
         """Tell the manager what ordinary arrays use now, before what it was told to handle."""
