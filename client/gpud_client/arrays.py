@@ -334,6 +334,7 @@ class ArrayBase(Displayed):
 
     def _put(self, values: Values, stream: Stream | None = None) -> Operation[None]:
         """Copy values of the array's shape in, before later jobs start."""
+        core: ProtocolState = self._channel.core
         view = yield from self._view(stream)
         view[...] = values
         self._note_written()
@@ -343,6 +344,9 @@ class ArrayBase(Displayed):
         if self._copied and allocation is not None:
             part = allocation.device, allocation.array, allocation.offset, allocation.size
             yield Notification(Upload(*part))
+            if any(lane.device is self._device for lane in core.lanes.values()):
+                # Launches in lanes overtake what goes by the daemon: wait until it has arrived.
+                yield Request(lambda number: Download(number, *part[:3], 1))
 
     def _note_written(self) -> None:
         """Tell the checking mode that the client has written the array, or can."""

@@ -148,6 +148,7 @@ class PendingJob(Protocol):
 class PendingLane(Protocol):
     """What this package uses of a lane; see `gpud_client.launch.lane_base`."""
 
+    device: Any
     _number: int
 
     def _map_ring(self, message: LaneOpened, descriptor: int) -> None: ...

@@ -29,6 +29,8 @@ from gpud.device.cuda.driver.serial_executor import SerialExecutor
 from gpud.device.cuda.execution.run import CUDARun
 from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.watcher import Watcher
+from gpud.device.cuda.lanes.lane import CUDALane
+from gpud.device.cuda.lanes.launch_groups import LaunchGroups
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.armed_records import RecordPool
 from gpud.device.cuda.launch.batch import LAUNCH_PATHS, batch_maker, check_launch_path
@@ -48,6 +50,7 @@ from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.program.occupancy import check_shape, measured
 from gpud.device.cuda.program.variants import Variants, variants_of
 from gpud.device.interface import Arrays, LaunchSpec
+from gpud.device.lane_reports import LaneObserver
 from gpud.device.launch_checks import checked_block
 from gpud.errors import DeviceLost, InvalidArgument
 
@@ -306,6 +309,33 @@ class CUDADevice:
         self._context_maker.put(lambda: self._make_partition(run, partition))
         return run
 
+    def open_lane(
+        self,
+        descriptor: int,
+        occupancy: int,
+        priority: int,
+        observer: LaneObserver,
+        exclusive: int = 0,
+    ) -> CUDALane:
+        """Open a lane whose ring is in a file, without slices; see `CUDALane`.
+
+        Raises:
+            InvalidArgument: the device has no partition of ``exclusive`` SMs.
+        """
+        partition = None
+        if exclusive:
+            with self.lock:
+                self._check_open()
+                partition = self.partitioner.take(exclusive)
+        has = _LaneDevice(self, occupancy, priority, partition)
+        lane = CUDALane(has, LaunchGroups(has.prepare), descriptor, occupancy, observer)
+        if partition is not None:
+            with self.lock:
+                self.watcher.update_placement()
+            self.watcher.notify()
+            self._context_maker.put(lambda: self._make_partition(lane, partition))
+        return lane
+
     def close(self) -> None:
         """End all runs, wait for them, and free everything.
 
@@ -356,9 +386,9 @@ class CUDADevice:
             self.watcher.defer(lambda: self._context_maker.put(self._make_partition))
 
     def _make_partition(
-        self, run: CUDARun | None = None, partition: GreenContext | None = None
+        self, run: CUDARun | CUDALane | None = None, partition: GreenContext | None = None
     ) -> None:
-        """Make the partition of a run and the rest for all others, then let them launch there."""
+        """Make the partition of a run or lane, and the rest; then let all launch there."""
         try:
             self.partitioner.make(partition)
         except DriverError as error:
@@ -397,3 +427,42 @@ class CUDADevice:
         while self._programs:
             _, handle = self._programs.popitem()
             self.context.enter().call("cuModuleUnload", handle)
+
+
+class _LaneDevice:
+    """What one lane has of its device; see `gpud.device.cuda.lanes.lane.LaneDevice`."""
+
+    def __init__(
+        self, device: CUDADevice, occupancy: int, priority: int, partition: GreenContext | None
+    ) -> None:
+        self._device = device
+        self._occupancy = occupancy
+        self._priority = priority
+        self._partition = partition
+        self.sms = device.sms
+
+    def prepare(self, launches: Sequence[LaunchSpec]) -> CUDASequence:
+        """Prepare a group of the lane's launches."""
+        preparation = self._device._preparation
+        return CUDASequence(preparation, launches, self._occupancy, in_lane=True)
+
+    def lane_run(
+        self, sequence: CUDASequence, on_left: Callable[[], None], on_over: Callable[[], None]
+    ) -> CUDARun:
+        """Return a run of a group."""
+        context = self._device._run_context
+        return CUDARun(
+            context, sequence, self._priority, on_left, on_over, self._partition, keeps=True
+        )
+
+    def check_site(self, spec: LaunchSpec) -> int:
+        """Return M of a launch site's kernel."""
+        return spec.occupancy or self._device.occupancy(spec.kernel, spec.block, spec.shared)
+
+    def close_lane(self) -> None:
+        """Take back the lane's partition."""
+        partition, self._partition = self._partition, None
+        if partition is not None:
+            with self._device.lock:
+                self._device._give_partition(partition)
+            self._device.watcher.notify()

@@ -62,10 +62,6 @@ class LaneRequests:
 
     def _open(self, session: Session, message: wm.OpenLane) -> None:
         device = self._devices.usable(message.device)
-        if device.info is not None and device.info.kind != "cpu":
-            raise InvalidArgument(
-                f"{device.info.name} has no lanes yet: submit to a stream of gpu.stream()"
-            )
         now_ns = time.monotonic_ns()
         identity = job_id(session.number, message.number)
         sequence = ValidatedSequence(b"", (), (), (_NAME,), 0, killable=True)

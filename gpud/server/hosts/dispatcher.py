@@ -142,10 +142,12 @@ class JobDispatcher:
 
     def open_lane(self, message: hm.OpenLane, descriptor: int) -> None:
         """Open a lane, for which the host is prepared; ``descriptor`` is that of its ring."""
-        process = self._host.process
+        process, memory = self._host.process, self._host.memory
         if process is None or not process.alive:
             self._unsent[message.job] = None  # reported by `host_lost`, which follows
             return
+        if memory is not None:  # any array of the session may change until the lane's end
+            memory.copies.job_started(job_pair(JobId(message.job))[0])
         self._sent[message.job] = None
         process.send_with(message, descriptor)
 

@@ -37,5 +37,5 @@ def failure_of(
         ReadableRanges(ranges, context.read),
         kernel=launched.name,
         grid=launched.grid,
-        launch=number if len(sequence.launches) > 1 else None,
+        launch=None if sequence.in_lane or len(sequence.launches) == 1 else number,
     )

@@ -49,6 +49,7 @@ class CUDARun:
         on_over: called once when it is over.
         partition: the SMs that it has exclusively, and the only ones that it uses; None: it shares
             SMs with others.
+        keeps: whether somebody else gives these SMs back.
 
     Attributes:
         urgent: whether its streams have the highest priority.
@@ -66,12 +67,15 @@ class CUDARun:
         on_left: Callable[[], None],
         on_over: Callable[[], None],
         partition: GreenContext | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self._device = device
         self.sequence = sequence
         self._on_left = on_left
         self._on_over = on_over
         self._partition = partition
+        self._keeps = keeps
         self.urgent = priority > 0
         self._tracker = RunTracker(device.resources.launches, sequence, self.urgent)
         self._launcher = Launcher(device, sequence, self._tracker, self.urgent, partition)
@@ -79,7 +83,8 @@ class CUDARun:
         self.error: GpudError | None = None
         self.refused: GpudError | None = None
         self.over = False
-        self._ended = False
+        self._ended = self._retired = False
+        self._failed_at: int | None = None
         self._final = (0, 0, sequence.total)
         self._printed = (b"", b"")
 
@@ -135,6 +140,32 @@ class CUDARun:
                 self._attempt(self._stop)
                 self._attempt(self._kill)
         self._device.watcher.notify()
+
+    def retire(self) -> None:
+        """Begin none of the launches that have not begun; it is over when the present one is."""
+        with self._device.lock:
+            if not self.over and not self._ended:
+                self._retired = True
+                if self._tracker.launches:
+                    self._tracker.on_device.stop()
+                else:
+                    self._ended = True
+                    self._attempt(self._stop)
+        self._device.watcher.notify()
+
+    @property
+    def current(self) -> int:
+        """The number of the launch that runs, or ran last; those before it are done."""
+        with self._device.lock:
+            tracker = self._tracker
+            if self.over or tracker.records is None:
+                return min(self.launches_done, len(self.sequence.prepared) - 1)
+            return max(tracker.due, tracker.records.current)
+
+    @property
+    def launches_done(self) -> int:
+        """How many launches, from the first on, are done; call when it is over."""
+        return self._tracker.due if self._failed_at is None else self._failed_at
 
     @property
     def output(self) -> bytes:
@@ -328,8 +359,11 @@ class CUDARun:
         if self.error is None:
             context, arenas = self._device.resources.context, self._device.arenas
             self.error = failure_of(record, self.sequence, now, context, arenas)
+            if self.error is not None:
+                self._failed_at = now
         tracker.drained(record, stopping=self._stopping)
-        if self._stopping or tracker.due == len(self.sequence.prepared):
+        retired = self._retired and not tracker.opened
+        if self._stopping or retired or tracker.due == len(self.sequence.prepared):
             self._finish()
         else:
             self._apply_slices()
@@ -355,7 +389,7 @@ class CUDARun:
 
     def _mark_over(self) -> None:
         self.over = True
-        if self._partition is not None:
+        if self._partition is not None and not self._keeps:
             self._device.give_partition(self._partition)
         self._device.watcher.defer(self._notify_over)
 

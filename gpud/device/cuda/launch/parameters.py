@@ -1,6 +1,6 @@
 """The parameters of a sequence's launches, in the form that the driver takes them.
 
-The user's values do not change; the hidden parameter and the structure in front of it
+The user's values do not change, but in lanes; the hidden parameter and the structure in front of it
 (`gpud.device.cuda.program.by_value`) have the addresses of a launch's records. `Parameters` has one
 place for each launch, which is set in front of the call that launches it; `BoundParameters` are
 several at once, for launches that are queued together (`gpud.device.cuda.launch.batch`).
@@ -41,7 +41,9 @@ class Parameters:
             starts.append(at)
             buffers.append(spec.parameters.ljust(room, b"\0"))
             at += room
-        self._values = np.frombuffer(bytearray(b"".join(buffers) or b"\0"), np.uint8)
+        self._own = bytearray(b"".join(buffers) or b"\0")
+        self._starts = starts
+        self._values = np.frombuffer(self._own, np.uint8)
         self._controls = np.zeros(len(specs), np.uint64)
         self._structures = bytearray(len(specs) * VALUE_BYTES)
         self._by_value = np.frombuffer(self._structures, np.uint8).reshape(-1, VALUE_BYTES)
@@ -62,6 +64,11 @@ class Parameters:
     def pointers(self, number: int) -> int:
         """Return the address of a launch's array of pointers."""
         return int(self._pointers[number].ctypes.data)
+
+    def set_own(self, number: int, values: bytes) -> None:
+        """Set the user's values of a launch, as many bytes as before; nothing of it is queued."""
+        start = self._starts[number]
+        self._own[start : start + len(values)] = values
 
     def set_addresses(
         self, number: int, slot: Slot, job: int, base: int, news: News, folded: Folded = NO_GATE

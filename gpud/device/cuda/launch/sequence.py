@@ -109,6 +109,13 @@ class PreparedLaunch(NamedTuple):
 class CUDASequence:
     """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
 
+    Args:
+        device: that they are prepared with.
+        specs: the launches.
+        occupancy: M of the sequence; None: the least of its launches'.
+        in_lane: whether the launches are a lane's, and no sequence to the user. M may be more than
+            the least of theirs then, so that some slices are too few for a block.
+
     Attributes:
         launches: a description of each launch for messages.
         prepared: the launches.
@@ -130,14 +137,21 @@ class CUDASequence:
         parameter_table: the parameters of all launches.
         tunings: how often the number of task blocks per claim of a launch has changed.
         arenas: first addresses of the arenas that its kernels access.
+        in_lane: as given.
     """
 
     def __init__(
-        self, device: Preparation, specs: Sequence[LaunchSpec], occupancy: int | None = None
+        self,
+        device: Preparation,
+        specs: Sequence[LaunchSpec],
+        occupancy: int | None = None,
+        *,
+        in_lane: bool = False,
     ) -> None:
         if not specs:
             raise ValueError("a job has one launch or more")
         self._sms = device.sms
+        self.in_lane = in_lane
         self.parameter_table = Parameters(specs)
         self.prepared = [
             _prepared(device, spec, self.parameter_table.pointers(index))
@@ -148,7 +162,9 @@ class CUDASequence:
             for prepared in self.prepared
         )
         measured = [prepared.occupancy for prepared in self.prepared]
-        self.occupancy = checked_occupancy(measured, occupancy)
+        self.occupancy = (
+            occupancy if in_lane and occupancy else checked_occupancy(measured, occupancy)
+        )
         totals = [prepared.total for prepared in self.prepared]
         self.arenas = frozenset(
             prepared.kernel.module.arena[0]

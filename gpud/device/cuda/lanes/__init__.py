@@ -1,0 +1,1 @@
+"""Lanes on the CUDA device: rings that a thread of the device host reads."""
