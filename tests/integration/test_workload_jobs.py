@@ -82,12 +82,16 @@ def test_lanes_and_online_jobs_run_in_turns_and_between_them() -> None:
                 with two.iteration():
                     linger.submit(1, 1, (out, 1000), reservation=1).result(20)
             np.testing.assert_array_equal(kept.get(), expected(5))
+        spin, go = gpu.kernel(STEP, "spin"), one.zeros(1, np.uint32)
+        word = go.numpy()
         with gpu.lane(reservation=1) as lane:  # an iteration ends when its launches have
-            with one.iteration() as turn:
-                scratch = turn.zeros(1, np.int32)
-                launch = linger.submit(1, 1, (scratch, 30_000_000), stream=lane)
+            with one.iteration():
+                launch = spin.submit(1, 1, (go,), stream=lane)
                 assert not launch.done()
+                later = threading.Timer(0.1, word.__setitem__, (0, 1))
+                later.start()
             assert launch.done()
+            later.join()
             with two.iteration() as turn:
                 assert turn.new
 

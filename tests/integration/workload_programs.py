@@ -23,6 +23,7 @@ extern "C" __global__ void linger(int* out, long long turns) {
     for (long long i = 0; i < turns; ++i) a = a + 1;
     out[0] = a;
 }
+extern "C" __global__ void spin(volatile unsigned* go) { while (!*go) {} }
 extern "C" __global__ void poke(float* own, unsigned long long where) {
     own[0] = *(float*)where;
 }"""
