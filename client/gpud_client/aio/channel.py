@@ -223,7 +223,7 @@ class AsyncChannel:
 
     def _on_readable(self) -> None:
         try:
-            size, ancillary, _, _ = self._sock.recvmsg_into(
+            received = self._sock.recvmsg_into(
                 [self._buffer], _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
@@ -231,14 +231,11 @@ class AsyncChannel:
         except OSError as error:
             self._lose(error.strerror or str(error))
             return
-        if not size:
+        if not received[0]:
             self._lose("it has ended; its log may say why")
             return
-        descriptors: list[int] = []
-        for _, _, data in ancillary:
-            descriptors += array("i", data[: len(data) - len(data) % 4])
         try:
-            self.core.feed(self._buffer[:size], descriptors)
+            self.core.feed(self._buffer, [received])
             self.core.settle()
         except GpudError as error:
             self._lose(error)

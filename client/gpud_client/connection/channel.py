@@ -133,23 +133,40 @@ class Channel:
         if self._unsent:
             with self._sending:
                 self._push()
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        reader = self._reader
+        if reader.lent and self.core.lost is None and reader.read_for(target, until_s):
+            return True
         woken = threading.Lock()
         woken.acquire()
         waiting = target._waiting
         waiting.append(woken.release)
+        reader.sleepers.append(target)
         try:
+            reader.recall()
             # The order matters: who settles it, or loses the connection, looks who waits later.
             if not target._settled and self.core.lost is None:
-                if timeout_s is None:
+                if until_s is None:
                     woken.acquire()
                 else:
-                    woken.acquire(timeout=min(max(timeout_s, 0), threading.TIMEOUT_MAX))
+                    left_s = max(0.0, until_s - time.monotonic())
+                    woken.acquire(timeout=min(left_s, threading.TIMEOUT_MAX))
         finally:
+            reader.sleepers.remove(target)
             waiting.remove(woken.release)
         if target._settled:
             return True
         self.check()
         return False
+
+    def call_back(self, *, always: bool) -> None:
+        """Have what comes handled at once, though no thread waits for it.
+
+        Args:
+            always: from now on.
+        """
+        self._reader.always |= always
+        self._reader.recall()
 
     def check(self) -> None:
         """Raise the error that the connection was lost with, if it is lost."""
@@ -249,6 +266,7 @@ class Channel:
             try:
                 self._send()
             except (BlockingIOError, InterruptedError):
+                self._reader.recall()
                 writable = select.poll()
                 writable.register(self._sock, select.POLLOUT)
                 writable.poll(_ROOM_MS)

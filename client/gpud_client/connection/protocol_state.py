@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from queue import SimpleQueue
@@ -220,18 +221,34 @@ class ProtocolState:
 
     # -- incoming
 
-    def feed(self, data: bytes | memoryview, descriptors: Iterable[int] = ()) -> None:
-        """Buffer received bytes and descriptors; `settle` handles them.
+    def feed(self, buffer: memoryview, received: list[Any]) -> None:
+        """Keep received bytes and descriptors; `settle` handles them.
+
+        After an interrupt, call it again, unless ``received`` is empty.
+
+        Args:
+            buffer: into which they were received.
+            received: what `socket.recvmsg_into` has returned, alone in a list, which is emptied.
 
         Raises:
             GpudError: a frame is invalid; the connection cannot be used any more.
         """
-        self._descriptors += descriptors
-        if self._body is None:
-            self._body = self._decoder.only_frame(data)
-            if self._body is not None:
-                return
+        size, ancillary, _, _ = received[0]
+        data = buffer[:size]
+        if ancillary:
+            descriptors: list[int] = []
+            for _, _, packed in ancillary:
+                descriptors += array("i", packed[: len(packed) - len(packed) % 4])
+            received[0] = size, (), 0, None
+            self._descriptors += descriptors
+        body = self._decoder.only_frame(data) if self._body is None else None
+        # No interrupt is handled between a change and the next statement: there is no call.
+        if body is not None:
+            self._body = body
+            del received[:]
+            return
         self._decoder.feed(data)
+        del received[:]
 
     def settle(self) -> None:
         """Handle the received messages, settling requests and jobs.

@@ -1,14 +1,21 @@
-"""Reads the socket in a thread of its own, and calls users' callbacks in another.
+"""Reads the socket, in a thread of its own or in one that waits, and calls users' callbacks.
 
 Problem: many threads wait for what comes through one socket, and callbacks, futures and arrays that
-are dropped need it to be read while nobody waits.
+are dropped need it to be read while nobody waits. Yet to wake one thread for reading, and by it
+another one that waits, takes half of a client's processor time.
 
-Approach: one thread blocks in `recvmsg` and settles requests and jobs, which wakes the threads that
-wait for them. It runs nothing of the user's: callbacks may block, and wait for other jobs, so they
-are called one after the other by a second thread, which is made for the first of them.
+Approach: the session's thread blocks in `recvmsg` and settles requests and jobs, which wakes the
+threads that wait for them. When it has woken the only thread that did, it *lends* the reading for a
+moment: if that thread waits again meanwhile, it reads for itself, and wakes nobody. A second thread
+that waits calls the session's thread back. It does not lend once anything comes that no
+thread waits for: to callbacks, lanes, workloads and subscribers.
+
+Neither runs anything of the user's: callbacks may block, and wait for other jobs, so they are
+called one after the other by another thread, which is made for the first of them.
 
 Properties:
-    idle: while nothing arrives, no thread wakes;
+    idle: while nothing arrives, no thread wakes, but for that of a session in whose moment it is;
+    whole: an interrupt of a thread that reads loses nothing of what has arrived;
     heard: what the daemon sent before it closed the connection is handled before it counts as lost;
     nobody_hangs: however reading ends, everything pending is settled, and all that wait wake.
 """
@@ -17,11 +24,15 @@ from __future__ import annotations
 
 import logging
 import queue
+import select
 import socket
+import struct
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from gpud.errors import GpudError
 from gpud_client.connection.protocol_state import ProtocolState, connection_lost
@@ -30,7 +41,10 @@ __all__ = ["CallbackThread", "SocketReader"]
 
 _LOG = logging.getLogger("gpud_client")
 _READ_BYTES = 1 << 18
-_DESCRIPTORS = socket.CMSG_SPACE(8 * array("i").itemsize)
+_SPACE = (socket.CMSG_SPACE(8 * array("i").itemsize),)
+_FLAGS = (socket.MSG_CMSG_CLOEXEC,)
+_LENT_S = 0.005  # the moment for which reading is lent; each use makes it anew
+_LIMIT_S = 1  # after which a thread that reads looks how late it is
 
 
 class SocketReader:
@@ -46,6 +60,10 @@ class SocketReader:
 
     Attributes:
         ended: set when all that was received has been handled.
+        sleepers: what threads wait for without reading; they add it before they look whether it is
+            settled, and then call `recall`.
+        lent: whether a thread that waits may `read_for` itself.
+        always: whether reading is never lent.
     """
 
     def __init__(
@@ -57,6 +75,16 @@ class SocketReader:
         on_end: Callable[[SocketReader, GpudError], None],
     ) -> None:
         self.ended = threading.Event()
+        self.sleepers: list[Any] = []
+        self.lent = False
+        self.always = False
+        self._borrowed = False  # since the session's thread looked
+        self._recalled = threading.Event()
+        self._turn = threading.Lock()  # whoever reads has it; in the end the session's thread
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._buffers = ([self._buffer],)
+        self._receive = sock.recvmsg_into
+        self._received: list[Any] = []  # what a call has received and `core` has not
         self._sock = sock
         self._core = core
         self._where = where
@@ -87,6 +115,7 @@ class SocketReader:
 
     def forked(self) -> None:
         """Reset in a forked child process, which has none of the parent's other threads."""
+        self.lent = False
         self._thread = None
 
     def _run(self) -> None:
@@ -110,18 +139,104 @@ class SocketReader:
             GpudError: The daemon has said why, or has sent what cannot be understood.
             OSError: Reading failed.
         """
-        buffer = memoryview(bytearray(_READ_BYTES))
-        core, receive = self._core, self._sock.recvmsg_into
         while True:
-            size, ancillary, _, _ = receive([buffer], _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-            if not size:
+            self._turn.acquire()
+            self._limit_reading(0)
+            self._core.settle()  # a thread that has read may have been interrupted
+            while self._handle_next():
+                if self._may_lend():
+                    self._lend()
+                    break
+            else:
                 return "it has ended; its log may say why"
-            descriptors: list[int] = []
-            for _, _, data in ancillary:
-                descriptors += array("i", data[: len(data) - len(data) % 4])
-            core.feed(buffer[:size], descriptors)
-            core.settle()
-            self._after_reading()
+
+    def _handle_next(self) -> bool:
+        """Receive and handle what arrives next; returns whether the connection goes on."""
+        received = self._received
+        if not received:
+            # An interrupt is handled before or after this statement, never between the system call
+            # and storing what it returns.
+            received += map(self._receive, self._buffers, _SPACE, _FLAGS)
+        if not received[0][0]:
+            received.clear()
+            return False
+        self._core.feed(self._buffer, received)
+        self._core.settle()
+        self._after_reading()
+        return True
+
+    def _limit_reading(self, limit_s: int) -> None:
+        """Have reading fail with `BlockingIOError` after so long; 0: never."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", limit_s, 0))
+
+    # -- lending
+
+    def read_for(self, target: Any, until_s: float | None) -> bool:
+        """Read in this thread until a target is settled; returns whether it is.
+
+        If not, another thread reads, or will when it is called back.
+
+        Args:
+            target: a request or a job.
+            until_s: how long at most, on the monotonic clock.
+        """
+        held: list[bool] = []
+        try:
+            held += map(self._turn.acquire, (False,))
+            if not held[0] or not self.lent:
+                return False
+            self._borrowed = True
+            while not target._settled:
+                if until_s is not None and not self._wait_for_more(until_s):
+                    return False
+                try:
+                    if not self._handle_next():
+                        return False
+                except BlockingIOError:  # after `_LIMIT_S`
+                    pass
+            return True
+        except Exception:  # noqa: BLE001  (the session's thread finds the same, and ends it)
+            return False
+        finally:
+            if held and held[0]:
+                if not target._settled:  # there may be something that is not handled
+                    self.lent = False
+                self._turn.release()  # no call before this one: an interrupt could come there
+                if not self.lent:
+                    self._recalled.set()
+
+    def _wait_for_more(self, until_s: float) -> bool:
+        """Wait for something to read if there is little time; returns whether there is any."""
+        left_s = until_s - time.monotonic()
+        if left_s > _LIMIT_S:  # reading ends in time
+            return True
+        readable = select.poll()
+        readable.register(self._sock, select.POLLIN)
+        return bool(readable.poll(max(0.0, left_s) * 1e3))
+
+    def recall(self) -> None:
+        """Have the session's thread read again at once, if it lends."""
+        if self.lent:
+            self._recalled.set()
+
+    def _may_lend(self) -> bool:
+        """Whether only threads profit from reading, and the one that waited is settled."""
+        sleepers, core = tuple(self.sleepers), self._core
+        alone = len(sleepers) == 1 and sleepers[0]._settled and not self.always
+        return alone and not core.lanes and not core.workloads and core.events is None
+
+    def _lend(self) -> None:
+        """Let others read, until none has for a moment, or one calls."""
+        self._limit_reading(_LIMIT_S)
+        self.lent = True
+        self._turn.release()
+        self._borrowed = self._may_lend()  # or a thread has begun to wait before it could call
+        while self._borrowed:
+            self._borrowed = False
+            if self._recalled.wait(_LENT_S):
+                break
+        self.lent = False
+        self._recalled.clear()
 
 
 class CallbackThread:
@@ -132,7 +247,7 @@ class CallbackThread:
         self.thread: threading.Thread | None = None
 
     def add(self, callback: Callable[[], None]) -> None:
-        """Queue a callback; it must not raise. Only one thread may call this."""
+        """Queue a callback; it must not raise. Only one thread at a time may call this."""
         self._queue.put(callback)
         if self.thread is None:
             self.thread = threading.Thread(

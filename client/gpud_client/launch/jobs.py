@@ -42,6 +42,7 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
+            self._channel.call_back(always=True)
             made = threading.Condition()
             with _MAKING:
                 return self.__dict__.setdefault(name, made)
@@ -51,7 +52,10 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
 
     def done(self) -> bool:
         """Return whether the job has ended: done, failed or cancelled."""
-        return self._state != "PENDING"  # set before those who wait for futures are told
+        if self._state != "PENDING":  # set before those who wait for futures are told
+            return True
+        self._channel.call_back(always=False)
+        return False
 
     def cancelled(self) -> bool:
         """Return whether the job has ended because it was cancelled."""
@@ -98,6 +102,7 @@ class Job(JobBase, Blocking, concurrent.futures.Future[None]):
         can. Its exceptions are logged.
         """
         self._callbacks.append(fn)
+        self._channel.call_back(always=True)
         if self._settled:
             self._call_back()
 

@@ -170,6 +170,9 @@ def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: FakeDaemon, gpu: g
 
 
 def test_an_interrupt_while_waiting_loses_nothing(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
+    """It sleeps; one that reads is interrupted in test_socket_reader.py."""
+    saxpy._channel.call_back(always=True)
+    wait_until(lambda: not saxpy._channel._reader.lent)
     job = saxpy.submit(1, 32, ARGS)
 
     def interrupt() -> None:
