@@ -17,7 +17,7 @@ __all__ = ["host_protocol_page", "protocol_page"]
 _CLIENT_HEAD = """\
 # The client protocol, version {version}
 
-<!-- Written by docs/generate.py from gpud/wire/messages.py: change that. -->
+<!-- Written by docs/generate.py from gpud/wire/messages/: change that. -->
 
 What a client and the daemon say to each other over the daemon's Unix stream socket. `gpud_client`
 speaks it for Python; this page is for writing another client.
@@ -143,7 +143,9 @@ def _example(table: MessageTable, message: Any) -> str:
 
 
 def _messages(table: MessageTable, sender: Sender, title: str) -> Iterator[str]:
-    messages = [cls for cls in table.codes if table.schema(cls).sender is sender]
+    messages = [
+        cls for _, cls in sorted(table.by_code.items()) if table.schema(cls).sender is sender
+    ]
     yield f"## {title}\n\n| code | message | |\n| ---: | --- | --- |\n"
     for cls in messages:
         first = _markdown(cls).partition("\n\n")[0].replace("\n", " ")
