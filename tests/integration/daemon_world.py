@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import pytest
+
 from gpud.config import Config, load
 from gpud.server.daemon import Daemon
+from gpud.server.hosts.compile_pool import CompilePool
+from gpud.server.hosts.compile_process import Source
 from gpud.server.state.access import Peer, peer_of
+from gpud.server.state.modules import CompiledProgram
 from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
@@ -22,6 +27,15 @@ from tests.fake_host.receive import incoming
 
 _T = TypeVar("_T")
 TIMEOUT_S = 20.0
+_LOOKS = 100
+"""Without a pause: what happens in this process alone takes a few turns of the event loop."""
+_compiled: dict[tuple[Any, ...], dict[Source, CompiledProgram]] = {}
+
+
+def _known(pool: CompilePool) -> dict[Source, CompiledProgram]:
+    """What daemons of this configuration compiled before: most tests need no compile process."""
+    return _compiled.setdefault((pool._arguments, pool._bounds_checks), {})
+
 
 # Two kernels; FakeHost looks at their names only, so a test may call them what it likes.
 PTX = """
@@ -65,8 +79,10 @@ again:
 async def until(condition: Callable[..., object], pause_s: float = 0.0) -> None:
     """Wait until ``condition`` holds; a pause leaves processors to other processes."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(pause_s)
+        looks = 0
+        while not condition():
+            looks += 1
+            await asyncio.sleep(pause_s if looks < _LOOKS else max(pause_s, 0.001))
 
 
 class Client:
@@ -243,7 +259,9 @@ class World:
             credentials=self._credentials,
             validate=True,
         )
-        await self.daemon.start()
+        with pytest.MonkeyPatch.context() as change:
+            change.setattr(CompilePool, "prestart", lambda pool: pool._cached.update(_known(pool)))
+            await self.daemon.start()
         return self
 
     @property
@@ -271,6 +289,8 @@ class World:
 
     async def __aexit__(self, *_: object) -> None:
         if hasattr(self, "daemon"):
+            if hasattr(self.daemon, "compiler"):
+                _known(self.daemon.compiler).update(self.daemon.compiler._cached)
             await self.daemon.stop()
         for client in self.clients:
             client.close()
