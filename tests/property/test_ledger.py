@@ -21,8 +21,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gpud.core.memory.allocator import PAGE_BYTES, Arena, ArenaAllocator
-from gpud.core.memory.ledger import FIRST_ADDRESS, FreeRange, Ledger
+from gpud.core.memory.allocator import PAGE_BYTES, ArenaAllocator
+from gpud.core.memory.arena_slots import FIRST_ADDRESS, ArenaSlots
+from gpud.core.memory.ledger import FreeRange, Ledger
+from gpud.core.memory.used_bytes import UsedBytes
 from gpud.errors import InternalError, InvalidArgument, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
@@ -301,24 +303,24 @@ def _leave_hole(allocator: Any, size: int, at: int | None) -> Address | None:
     return address
 
 
-def _uncounted(ledger: Any, user: int, device: int, size: int) -> None:
-    _COUNT(ledger, user, device, max(size, 0))
+def _uncounted(used: Any, user: int, device: int, size: int) -> None:
+    _COUNT(used, user, device, max(size, 0))
 
 
-def _no_limits(ledger: Any, session: SessionId, user: int, device: int) -> tuple[int, str]:
-    del ledger, session, user, device
+def _no_limits(used: Any, user: int, device: int, own: int) -> tuple[int, str]:
+    del used, user, device, own
     return 1 << 60, "none"
 
 
-def _same_slot(ledger: Any, session: SessionId, device: int, at: int | None) -> Arena:
-    arena = _NEW_ARENA(ledger, session, device, at)
-    return arena._replace(base=Address(FIRST_ADDRESS))
+def _same_slot(slots: Any) -> Address:
+    _TAKE_SLOT(slots)
+    return Address(FIRST_ADDRESS)
 
 
 _RELEASE = ArenaAllocator.release
 _TAKE = ArenaAllocator.allocate
-_COUNT = Ledger._count
-_NEW_ARENA = Ledger._new_arena
+_COUNT = UsedBytes.count
+_TAKE_SLOT = ArenaSlots.take
 
 
 @pytest.mark.parametrize(
@@ -327,9 +329,9 @@ _NEW_ARENA = Ledger._new_arena
         (ArenaAllocator, "release", _no_merge, "holes touch"),
         (ArenaAllocator, "release", _half, "gap"),
         (ArenaAllocator, "allocate", _leave_hole, "overlap"),
-        (Ledger, "_count", _uncounted, "bytes of devices"),
-        (Ledger, "_left", _no_limits, "over its limit"),
-        (Ledger, "_new_arena", _same_slot, "slots"),
+        (UsedBytes, "count", _uncounted, "bytes of devices"),
+        (UsedBytes, "left", _no_limits, "over its limit"),
+        (ArenaSlots, "take", _same_slot, "slots"),
     ],
 )
 def test_a_planted_fault_is_seen(

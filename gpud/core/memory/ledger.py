@@ -9,7 +9,8 @@ Approach: each session has one arena on each device where it has arrays: a range
 large as the device's memory, rounded up to a power of two, so that bytes run out before addresses
 do. Arenas lie in slots, and no two arenas share a slot, even on different devices: an address
 determines its device, and an address in another session's or device's arena is never valid.
-`gpud.core.memory.allocator` places arrays within an arena.
+`gpud.core.memory.arena_slots` gives slots, `gpud.core.memory.allocator` places arrays within an
+arena, and `gpud.core.memory.used_bytes` holds the limits.
 
 This is accounting only; the server owns the memory itself. A freed range must read as zero again
 before the next `Ledger.allocate` in that arena: see `FreeRange`.
@@ -37,18 +38,15 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gpud.core.memory.allocator import PAGE_BYTES, Arena, ArenaAllocator, require, whole_pages
-from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
+from gpud.core.memory.arena_slots import ArenaSlots
+from gpud.core.memory.used_bytes import UsedBytes
+from gpud.errors import InternalError, InvalidArgument, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
-__all__ = ["FIRST_ADDRESS", "FreeRange", "Ledger", "MemoryUsage"]
-
-FIRST_ADDRESS: Final = 1 << 44
-_END_ADDRESS: Final = 5 << 44
-"""All slots lie between these. Linux maps programs above and libraries far above, on x86-64 and on
-AArch64 with address spaces of 47 bits or more."""
+__all__ = ["FreeRange", "Ledger", "MemoryUsage"]
 
 
 class FreeRange(NamedTuple):
@@ -101,23 +99,20 @@ class Ledger:
         least_arena_bytes: int = PAGE_BYTES,
         first_slot: int = 0,
     ) -> None:
-        self._device_bytes = tuple(device_bytes)
-        self._session_bytes = tuple(session_bytes or device_bytes)
-        self._user_bytes = tuple(user_bytes or device_bytes)
+        self._used = UsedBytes(
+            device_bytes, user_bytes or device_bytes, session_bytes or device_bytes
+        )
+        self._devices = len(device_bytes)
         self._arena_bytes = [_power_of_two(max(size, least_arena_bytes)) for size in device_bytes]
-        self.slot_bytes = max(self._arena_bytes, default=PAGE_BYTES)
+        self._slots = ArenaSlots(max(self._arena_bytes, default=PAGE_BYTES), first_slot)
         self._users: dict[SessionId, int] = {}
         self._arenas: dict[tuple[SessionId, int], ArenaAllocator] = {}
-        self._used = [0] * len(self._device_bytes)
-        self._zones = [0] * len(self._device_bytes)
-        self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
         self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
-        # Slots are counted from the one that is used first.
-        self._slots = (_END_ADDRESS - FIRST_ADDRESS) // self.slot_bytes
-        self._first_slot = first_slot
-        self._free_slots: list[int] = []  # used before and free again
-        self._next_slot = 0
-        self._slots_ahead: set[int] = set()  # used, from the next one on
+
+    @property
+    def slot_bytes(self) -> int:
+        """The size of a slot, which no arena exceeds."""
+        return self._slots.slot_bytes
 
     # -- sessions
 
@@ -135,12 +130,12 @@ class Ledger:
         """
         user = self._user(session)
         closed = []
-        for device in range(len(self._used)):
-            self._count(user, device, -self._reserved.pop((session, device), 0))
+        for device in range(self._devices):
+            self._used.count(user, device, -self._reserved.pop((session, device), 0))
         for (owner, device), allocator in list(self._arenas.items()):
             if owner == session:
-                self._count(user, device, -allocator.counted)
-                self._give_slot_back(self._slot_of(allocator.arena.base))
+                self._used.count(user, device, -allocator.counted)
+                self._slots.give_back(allocator.arena.base)
                 del self._arenas[owner, device]
                 closed.append(allocator.arena)
         del self._users[session]
@@ -179,7 +174,7 @@ class Ledger:
     def allocate(
         self, session: SessionId, device: int, size: int, at: int | None = None
     ) -> Address:
-        """Allocates an array and returns its address. The first one creates the arena.
+        """Allocate an array and return its address. The first one creates the arena.
 
         Args:
             session: whose array it is.
@@ -214,7 +209,7 @@ class Ledger:
             )
         if address is None:
             raise OutOfMemory(size, allocator.largest_hole(), limit="arena")
-        self._count(user, device, whole)
+        self._used.count(user, device, whole)
         return address
 
     def reserve(self, session: SessionId, device: int, size: int) -> None:
@@ -232,10 +227,10 @@ class Ledger:
             raise OutOfMemory(size, left // PAGE_BYTES * PAGE_BYTES, limit=limit)
         key = (session, device)
         self._reserved[key] = self._reserved.get(key, 0) + whole
-        self._count(user, device, whole)
+        self._used.count(user, device, whole)
 
     def release(self, session: SessionId, device: int, size: int) -> None:
-        """Undoes a `reserve` of the same ``size``.
+        """Undo a `reserve` of the same ``size``.
 
         Raises:
             InternalError: less than that is reserved.
@@ -247,7 +242,7 @@ class Ledger:
                 f"{size} bytes of session {session} are not reserved", stage="memory"
             )
         self._reserved[key] -= whole
-        self._count(self._user(session), device, -whole)
+        self._used.count(self._user(session), device, -whole)
 
     # -- temporary memory of workloads
 
@@ -257,13 +252,11 @@ class Ledger:
         Raises:
             InternalError: the device has less; whoever sets it looks before.
         """
-        used = self._used[device] - self._zones[device] + whole_pages(size)
-        require(used <= self._device_bytes[device], "a zone does not fit")
-        self._used[device], self._zones[device] = used, whole_pages(size)
+        self._used.set_zone(device, whole_pages(size))
 
     def zone_bytes(self, device: int) -> int:
         """Return the size of a device's zone."""
-        return self._zones[device]
+        return self._used.zones[device]
 
     def lend(self, session: SessionId, device: int, size: int, *, limited: bool = False) -> Address:
         """Return addresses for memory in the device's zone, near the end of the session's arena.
@@ -280,8 +273,7 @@ class Ledger:
         """
         self._user(session)
         self._check_device(device)
-        limits = (self._user_bytes[device], "user"), (self._session_bytes[device], "session")
-        most, limit = min(limits, key=lambda one: one[0])
+        most, limit = self._used.most_of_one(device)
         if limited and whole_pages(size) > most:
             raise OutOfMemory(size, most // PAGE_BYTES * PAGE_BYTES, limit=limit)
         allocator = self._allocator(session, device)
@@ -322,7 +314,7 @@ class Ledger:
         return FreeRange(session, device, Address(address), size)
 
     def free(self, session: SessionId, device: int, address: int) -> FreeRange:
-        """Frees an array at once.
+        """Free an array at once.
 
         Raises:
             UnknownName: the session has no array that begins at ``address``.
@@ -332,7 +324,7 @@ class Ledger:
         return self._give_back(allocator, Address(address), size)
 
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
-        """Frees an array once the session's jobs up to ``last_job`` have ended; see `reclaim`.
+        """Free an array once the session's jobs up to ``last_job`` have ended; see `reclaim`.
 
         ``last_job`` is the number of the session's newest job: it never falls from call to call.
 
@@ -342,7 +334,7 @@ class Ledger:
         self._allocator_of(session, device, address).free_after(Address(address), last_job)
 
     def reclaim(self, session: SessionId, oldest_job: int | None) -> list[FreeRange]:
-        """Frees the waiting arrays that no job can use any more, and returns their ranges.
+        """Free the waiting arrays that no job can use any more, and return their ranges.
 
         Args:
             session: the session whose arrays are examined.
@@ -350,7 +342,7 @@ class Ledger:
         """
         self._user(session)
         ranges = []
-        for device in range(len(self._used)):
+        for device in range(self._devices):
             allocator = self._arenas.get((session, device))
             if allocator is not None and allocator.waiting:
                 settled = allocator.reclaim(oldest_job)
@@ -369,7 +361,7 @@ class Ledger:
 
     def used_bytes(self, device: int) -> int:
         """Return the used bytes of a device."""
-        return self._used[device]
+        return self._used.by_device[device]
 
     def available_bytes(self, session: SessionId, device: int) -> int:
         """Return the size of the largest array that the session could allocate now."""
@@ -393,7 +385,7 @@ class Ledger:
                     len(allocator.arrays),
                     allocator.counted,
                     allocator.waiting_bytes,
-                    self._session_bytes[device],
+                    self._used.session_limits[device],
                 )
 
     def validate(self) -> None:
@@ -402,45 +394,30 @@ class Ledger:
         Raises:
             InternalError: one is violated.
         """
-        by_device = list(self._zones)
-        by_user: dict[tuple[int, int], int] = {}
-        slots = []
+        by_session: dict[tuple[int, int, int], int] = {}
         for (session, device), size in self._reserved.items():
-            key = (self._users[session], device)
-            by_device[device] += size
-            by_user[key] = by_user.get(key, 0) + size
             require(size >= 0, "less than nothing is reserved")
+            by_session[session, self._users[session], device] = size
         for (session, device), allocator in self._arenas.items():
             allocator.validate()
-            slots.append(self._slot_of(allocator.arena.base))
-            key = (self._users[session], device)
-            by_device[device] += allocator.counted
-            by_user[key] = by_user.get(key, 0) + allocator.counted
-            own = allocator.counted + self._reserved.get((session, device), 0)
-            require(own <= self._session_bytes[device], "a session is over its limit")
-        require(by_device == self._used, "bytes of devices are lost or counted twice")
-        counted = {key: used for key, used in self._used_by_user.items() if used}
-        require(counted == {key: used for key, used in by_user.items() if used}, "users' bytes")
-        require(all(map(int.__le__, self._used, self._device_bytes)), "a device is over its limit")
-        for (_, device), used in counted.items():
-            require(used <= self._user_bytes[device], "a user is over the limit")
-        every = sorted(slots + self._free_slots)
-        taken = sorted(self._slots_ahead.union(range(self._next_slot)))
-        require(every == taken, "slots are lost or used twice")
+            key = (session, self._users[session], device)
+            by_session[key] = by_session.get(key, 0) + allocator.counted
+        self._used.validate(by_session)
+        self._slots.validate(allocator.arena.base for allocator in self._arenas.values())
 
     # -- helpers
 
     def _check_device(self, device: int) -> None:
-        if not 0 <= device < len(self._device_bytes):
-            raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
+        if not 0 <= device < self._devices:
+            raise UnknownName(f"there is no device {device}; this daemon has {self._devices}")
 
     def _allocator(self, session: SessionId, device: int, at: int | None = None) -> ArenaAllocator:
         """Return the allocator of the session's arena on a device; create both if missing."""
         allocator = self._arenas.get((session, device))
         if allocator is None:
-            allocator = self._arenas[session, device] = ArenaAllocator(
-                self._new_arena(session, device, at)
-            )
+            base = self._slots.take() if at is None else self._slots.take_at(at)
+            arena = Arena(session, device, base, self._arena_bytes[device])
+            allocator = self._arenas[session, device] = ArenaAllocator(arena)
         return allocator
 
     def _user(self, session: SessionId) -> int:
@@ -463,75 +440,13 @@ class Ledger:
         own = self._reserved.get((session, device), 0) + (
             0 if allocator is None else allocator.counted
         )
-        users = self._used_by_user.get((user, device), 0)
-        # The first of equal ones is named: raising another would change nothing.
-        return min(
-            (self._device_bytes[device] - self._used[device], "device"),
-            (self._user_bytes[device] - users, "user"),
-            (self._session_bytes[device] - own, "session"),
-            key=lambda limit: limit[0],
-        )
-
-    def _count(self, user: int, device: int, size: int) -> None:
-        self._used[device] += size
-        key = (user, device)
-        users = self._used_by_user.get(key, 0) + size
-        if users:
-            self._used_by_user[key] = users
-        else:
-            self._used_by_user.pop(key, None)
+        return self._used.left(user, device, own)
 
     def _give_back(self, allocator: ArenaAllocator, address: Address, size: int) -> FreeRange:
         allocator.release(address, size)
         session, device = allocator.arena.session, allocator.arena.device
-        self._count(self._users[session], device, -size)
+        self._used.count(self._users[session], device, -size)
         return FreeRange(session, device, address, size)
-
-    def _new_arena(self, session: SessionId, device: int, at: int | None) -> Arena:
-        slot = self._new_slot() if at is None else self._slot_at(at)
-        turned = (slot + self._first_slot) % self._slots
-        base = Address(FIRST_ADDRESS + turned * self.slot_bytes)
-        return Arena(session, device, base, self._arena_bytes[device])
-
-    def _slot_of(self, address: int) -> int:
-        return ((address - FIRST_ADDRESS) // self.slot_bytes - self._first_slot) % self._slots
-
-    def _new_slot(self) -> int:
-        if self._free_slots:
-            return self._free_slots.pop()
-        while self._next_slot in self._slots_ahead:
-            self._slots_ahead.remove(self._next_slot)
-            self._next_slot += 1
-        if self._next_slot >= self._slots:
-            raise LimitExceeded(
-                f"{self._next_slot} arenas are all that addresses suffice for; try again when "
-                "another session has ended, or lower the daemon's memory setting",
-                limit="memory",
-                value=self._next_slot,
-            )
-        self._next_slot += 1
-        return self._next_slot - 1
-
-    def _slot_at(self, address: int) -> int:
-        """Take the slot in which an address lies."""
-        if not FIRST_ADDRESS <= address < FIRST_ADDRESS + self._slots * self.slot_bytes:
-            raise InvalidArgument(f"arrays lie in other addresses than {address:#x}")
-        if address % PAGE_BYTES:
-            raise InvalidArgument(f"arrays begin at whole pages, not at {address:#x}")
-        slot = self._slot_of(address)
-        if slot in self._free_slots:
-            self._free_slots.remove(slot)
-        elif slot < self._next_slot or slot in self._slots_ahead:
-            raise InvalidArgument(f"the addresses about {address:#x} are another session's")
-        else:
-            self._slots_ahead.add(slot)
-        return slot
-
-    def _give_slot_back(self, slot: int) -> None:
-        if slot in self._slots_ahead:
-            self._slots_ahead.remove(slot)
-        else:
-            self._free_slots.append(slot)
 
 
 def _power_of_two(size: int) -> int:

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gpud.core.memory.allocator import PAGE_BYTES, Arena
-from gpud.core.memory.ledger import FIRST_ADDRESS, FreeRange, Ledger
+from gpud.core.memory.arena_slots import FIRST_ADDRESS
+from gpud.core.memory.ledger import FreeRange, Ledger
 from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
