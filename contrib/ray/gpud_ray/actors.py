@@ -64,7 +64,10 @@ def make_head(settings: Settings, node: str) -> Any:
 
 
 def make_agent(node: str, config: Any, settings: Settings) -> Any:
-    """Return the node's agent; make it if there is none."""
+    """Return the node's agent; make it if there is none.
+
+    Without a config it takes the gpud that its raylet's environment names.
+    """
     from gpud_ray.node.agent import NodeAgent
 
     return _make(NodeAgent, agent_name(node), node, soft=False).remote(config, settings)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from gpud_ray.membership import Membership
 from gpud_ray.placement.head_state import (
     Ask,
     Beat,
@@ -26,9 +27,29 @@ from gpud_ray.placement.head_state import (
 )
 from gpud_ray.placement.settings import Settings
 
-__all__ = ["Answer", "Head"]
+__all__ = ["Answer", "AwakeClock", "Head"]
 
-_MOST_REQUESTED = 64  # GPUs that an autoscaler is asked for at a time
+_LATE = 2  # periods after which the head itself was held up: it ticks every one
+
+
+class AwakeClock:
+    """Time in which the head could have heard a heartbeat.
+
+    A head that got no processor for some seconds has heard nobody in them; they count as two
+    periods, or it would take all nodes for lost when it goes on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = clock()
+        self.held_up_s = 0.0
+
+    def now_s(self, period_s: float) -> float:
+        """Return the time; called at least every period while the head is awake."""
+        now_s = self._clock()
+        self.held_up_s += max(0.0, now_s - self._last_s - _LATE * period_s)
+        self._last_s = now_s
+        return now_s - self.held_up_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +75,19 @@ class Head:
     def __init__(self, settings: Settings) -> None:
         self._life = os.urandom(8).hex()
         self._started_s = time.time()
-        self._state = HeadState(settings, time.monotonic())
+        self._clock = AwakeClock()
+        self._state = HeadState(settings, self._now_s(settings))
+        self._membership = Membership(self._state, self._lost)
         self._waiting: dict[str, asyncio.Future[Placed | Refused]] = {}
         self._ticking: asyncio.Task[None] | None = None
-        self._requested = 0
 
     async def beat(self, beat: Beat) -> Answer:
         """Take a node's heartbeat."""
         self._tick_on()
         state = self._state
         known = beat.node in state.nodes and state.nodes[beat.node].beat.life == beat.life
-        self._carry_out(state.beat(beat, time.monotonic()))
+        if beat.node not in self._membership.given_up:
+            self._carry_out(state.beat(beat, self._now_s(state.settings)))
         wants_all = not known and beat.holds is None
         return Answer(self._life, state.settings, wants_all, dict(state.lost))
 
@@ -74,12 +97,14 @@ class Head:
         waiting = self._waiting.get(ask.item)
         if waiting is None or waiting.done():
             waiting = self._waiting[ask.item] = asyncio.get_running_loop().create_future()
-        self._carry_out(self._state.ask(ask, time.monotonic()))
+        self._carry_out(self._state.ask(ask, self._now_s(self._state.settings)))
         return await asyncio.shield(waiting)
 
     async def status(self) -> dict[str, Any]:
         """Describe the head and its nodes as plain data."""
-        now_s, state = time.monotonic(), self._state
+        self._tick_on()
+        state = self._state
+        now_s = self._now_s(state.settings)
         return {
             "head": self._life,
             "pid": os.getpid(),
@@ -88,6 +113,7 @@ class Head:
             "reading": state.settings.reading.name,
             "waiting": len(state.waiting),
             "counts": dict(state.counts),
+            "held_up_s": self._clock.held_up_s,
             "lost": dict(state.lost),
             "nodes": [
                 {
@@ -117,9 +143,16 @@ class Head:
 
     async def lose(self, node: str, reason: str) -> None:
         """Take out a node that is ending."""
-        self._carry_out(self._state.lose(node, reason))
+        self._membership.left.add(node)
+        self._lost(node, reason)
 
     # -- steps
+
+    def _now_s(self, settings: Settings) -> float:
+        return self._clock.now_s(settings.period_s)
+
+    def _lost(self, node: str, reason: str) -> None:
+        self._carry_out(self._state.lose(node, reason))
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -130,22 +163,11 @@ class Head:
                 waiting.set_result(decision)
 
     def _tick_on(self) -> None:
+        self._membership.begin()
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._state.settings.period_s)
-            self._carry_out(self._state.tick(time.monotonic()))
-            await self._ask_autoscaler()
-
-    async def _ask_autoscaler(self) -> None:
-        """Ask Ray's autoscaler, if there is one, for GPUs for the items that wait."""
-        wanted = min(len(self._state.waiting), _MOST_REQUESTED)
-        if wanted != self._requested:
-            from ray.autoscaler.sdk import request_resources
-
-            largest = max((ask.memory_bytes for ask, _ in self._state.waiting.values()), default=0)
-            bundle = {"gpud_sms": 1.0, **({"gpud_memory": largest} if largest else {})}
-            await asyncio.to_thread(request_resources, bundles=[bundle] * wanted)
-            self._requested = wanted
+            self._carry_out(self._state.tick(self._now_s(self._state.settings)))

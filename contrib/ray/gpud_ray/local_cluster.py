@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from gpud_ray.actors import find_agent, find_head, make_agent, make_head
 from gpud_ray.client import status
 from gpud_ray.errors import NoCluster
-from gpud_ray.node.daemon import DaemonConfig
+from gpud_ray.node.config import DaemonConfig
 from gpud_ray.placement.settings import Settings
 
 __all__ = ["LocalCluster", "local_cluster"]
@@ -33,9 +33,11 @@ _OPTIONS = {"drain_timeout": "1 s", "memory": "256 MiB"}
 class LocalCluster:
     """Nodes on this machine; the first has no GPU, only the head and this program."""
 
-    def __init__(self, settings: Settings, options: dict[str, Any] | None = None) -> None:
+    def __init__(self, settings: Settings, options: dict[str, str] | None = None) -> None:
         self.settings = settings
-        self._options = {**_OPTIONS, **(options or {})}
+        self._options = {
+            f"GPUD_{name.upper()}": value for name, value in {**_OPTIONS, **(options or {})}.items()
+        }
         self._raylets: dict[str, Any] = {}
         self.cluster = Cluster(
             initialize_head=True,
@@ -56,10 +58,11 @@ class LocalCluster:
             num_cpus=1,
             object_store_memory=_STORE_BYTES,
             resources={"gpud_sms": sms, "gpud_memory": (256 << 20) * max(len(private), 1)},
+            env_vars=DaemonConfig(socket, private).variables() | self._options,
         )
         node: str = raylet.node_id
         self._raylets[node] = raylet
-        make_agent(node, DaemonConfig(socket, private, self._options), self.settings)
+        make_agent(node, None, self.settings)
         return node
 
     def begin_home(self, socket: str) -> str:
@@ -141,7 +144,7 @@ class LocalCluster:
 def local_cluster(
     *nodes: str | Sequence[str],
     settings: Settings | None = None,
-    options: dict[str, Any] | None = None,
+    options: dict[str, str] | None = None,
 ) -> Iterator[LocalCluster]:
     """Start nodes with these devices on this machine, and end them with the block."""
     cluster = LocalCluster(settings or Settings(), options)

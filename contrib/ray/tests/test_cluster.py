@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import gpud_ray
 from gpud.errors import InvalidArgument
 from gpud_ray.actors import find_agent
 from gpud_ray.client import _item
+from gpud_ray.node.config import DEVICES_VARIABLE
 
 N = 1 << 16
 
@@ -124,7 +127,7 @@ def test_items_that_do_not_fit_together_wait_for_one_another(two_nodes: Any) -> 
     told = [gpud_ray.submit(call, report=True, memory_bytes=150 << 20)[1] for _ in range(6)]
     reports = ray.get(told, timeout=100)
     assert len({report.item for report in reports}) == 6
-    assert not any(report.may_have_run_twice for report in reports)
+    assert not any(report.may_have_run_twice for report in reports), reports
 
 
 def test_an_item_can_be_bound_to_a_node_or_to_a_placement_group(two_nodes: Any, saxpy: Any) -> None:
@@ -152,6 +155,40 @@ def test_ray_places_tasks_by_what_nodes_announce_and_they_find_their_gpud(two_no
     node, sms = ray.get(task.remote(), timeout=60)
     assert sms == 2
     assert node == {row["sms"]: row["node"] for row in gpud_ray.status()["nodes"] if row["sms"]}[2]
+
+
+def test_a_node_that_joins_by_itself_gets_an_agent(two_nodes: Any, saxpy: Any) -> None:
+    # As Ray's autoscaler adds one: nothing of gpud-ray runs there.
+    raylet = two_nodes.cluster.add_node(
+        num_cpus=1, object_store_memory=96 << 20, resources={"gpud_sms": 1},
+        env_vars={DEVICES_VARIABLE: "cpu:1", "GPUD_MEMORY": "256 MiB"},
+    )  # fmt: skip
+    node: str = raylet.node_id
+    _, told = gpud_ray.submit(saxpy(), on=node, report=True)
+    assert ray.get(told, timeout=60).node == node
+    # Taken out by its agent, it gets none again, though Ray has it still.
+    ray.get(find_agent(node).close.remote(), timeout=20)
+    ray.kill(find_agent(node))
+    time.sleep(3)
+    assert node not in {row["node"] for row in gpud_ray.status()["nodes"]}
+    two_nodes.cluster.remove_node(raylet, allow_graceful=False)
+
+
+def test_a_node_whose_gpud_is_slow_to_answer_is_not_lost(two_nodes: Any) -> None:
+    node = next(row["node"] for row in gpud_ray.status()["nodes"] if row["sms"])
+    gpud = two_nodes.agent(node)["gpud_pid"]
+    os.kill(gpud, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        time.sleep(1)
+        while True:
+            rows = {row["node"]: row for row in gpud_ray.status()["nodes"]}
+            assert rows[node]["state"] in ("ready", "stale")
+            if rows[node]["beat_age_s"] < time.monotonic() - stopped - 0.5:
+                break  # a heartbeat has come from there since
+            time.sleep(0.05)
+    finally:
+        os.kill(gpud, signal.SIGCONT)
 
 
 def test_the_example_of_the_how_to_runs(two_nodes: Any) -> None:

@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gpud_ray.head import AwakeClock
 from gpud_ray.placement.head_state import Ask, Beat, HeadState, NodeLost, Placed, Refused
 from gpud_ray.placement.settings import Settings
 
@@ -127,6 +128,22 @@ def test_a_node_is_stale_and_then_lost_and_may_come_back(nodes: Any) -> None:
     state.beat(nodes.beat("a"), 6)
     assert "a" in state.nodes
     assert "a" not in state.lost
+
+
+def test_a_head_that_was_held_up_takes_no_node_for_lost(nodes: Any) -> None:
+    ticks = [0.0]
+    clock = AwakeClock(lambda: ticks[0])
+    state = head("period_s=1", "stale_beats=2", "missed_beats=5")
+    state.beat(nodes.beat("a"), clock.now_s(1))
+    for ticks[0] in (1.0, 2.0, 3.0, 60.0):  # it got no processor for nearly a minute
+        assert state.tick(clock.now_s(1)) == []
+    assert clock.held_up_s == 55
+    state.beat(nodes.beat("a"), clock.now_s(1))
+    for ticks[0] in (61.0, 62.0, 63.0, 64.0, 65.0):
+        assert state.tick(clock.now_s(1)) == []
+    ticks[0] = 66.0
+    (lost,) = state.tick(clock.now_s(1))  # these it could have heard
+    assert isinstance(lost, NodeLost)
 
 
 def test_a_heartbeat_that_was_overtaken_is_dropped(nodes: Any) -> None:

@@ -1,7 +1,6 @@
-"""A node that the network cuts off, and that comes back: two network namespaces on this machine.
+"""A node that the network cuts off, and that comes back: a network namespace on this machine.
 
-Needs root, ``ip`` and GPUD_RAY_PARTITION=1: whether the node comes back depends on Ray's own health
-check. A node that it has given up meanwhile is ended, and needs `gpud-ray up` again.
+Needs root, ``ip`` and ``unshare``.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,18 @@ import ray
 
 import gpud_ray
 from gpud_ray.actors import find_agent, make_agent, make_head
-from gpud_ray.node.daemon import DaemonConfig
+from gpud_ray.node.config import DEVICES_VARIABLE
 
 SETTINGS = gpud_ray.Settings(period_s=0.2, missed_beats=10, attempts=5)
-OPTIONS = {"memory": "256 MiB", "drain_timeout": "1 s"}
+VARIABLES = {"GPUD_MEMORY": "256 MiB", "GPUD_DRAIN_TIMEOUT": "1 s"}
+RESOURCES = ("--num-cpus=1", "--object-store-memory=100000000")
+# Ray gives a node up after some fifteen seconds, which is longer than `SETTINGS.lost_s`.
+PATIENCE = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "5",
+}
 NAME = f"gpud{os.getpid() % 100_000}"
 HERE, THERE = (f"10.231.{os.getpid() % 250}.{last}" for last in (1, 2))
 SLOW = r"""
@@ -43,7 +52,7 @@ def ip(*arguments: str) -> None:
 
 
 def possible() -> bool:
-    if os.geteuid() or shutil.which("ip") is None or "GPUD_RAY_PARTITION" not in os.environ:
+    if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "mount"))):
         return False
     try:
         ip("netns", "add", f"{NAME}t")
@@ -70,56 +79,60 @@ def link() -> Iterator[str]:
         ip("netns", "del", NAME)
 
 
-def raylet(*options: str, within: tuple[str, ...] = (), **resources: float) -> Any:
-    return subprocess.Popen(
-        [*within, sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
-         "--disable-usage-stats", "--num-cpus=1", "--object-store-memory=100000000",
-         f"--resources={json.dumps(resources)}", *options],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+def gpud_ray_there(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in the namespace, with a folder of its own for Ray's files.
+
+    With the one of the node here, Ray would take it for a program of that node.
+    """
+    program = "import gpud_ray.cli; raise SystemExit(gpud_ray.cli.main())"
+    own_files = 'mount --bind "$0" /tmp/ray && exec "$@"'
+    return subprocess.run(
+        ["ip", "netns", "exec", NAME, "unshare", "--mount", "sh", "-c", own_files, str(folder),
+         sys.executable, "-c", program, *arguments],
+        env={**os.environ, **VARIABLES, "XDG_RUNTIME_DIR": str(folder)},
+        capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
 
 @pytest.fixture
-def nodes(link: str) -> Iterator[dict[str, str]]:
+def nodes(link: str, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Ray's ids of the node here and of the one in the namespace."""
     with socket.socket() as one:
         one.bind((HERE, 0))
         port = one.getsockname()[1]
-    started = [raylet("--head", f"--node-ip-address={HERE}", f"--port={port}",
-                      "--include-dashboard=false", here=1)]  # fmt: skip
+    address = f"{HERE}:{port}"
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
+         "--head", f"--node-ip-address={HERE}", f"--port={port}", "--include-dashboard=false",
+         "--resources={\"gpud_sms\": 1}", *RESOURCES],
+        env={**os.environ, **VARIABLES, **PATIENCE, DEVICES_VARIABLE: "cpu:1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
     try:
         wait_until(lambda: listens(port), "the cluster is there")
-        started.append(
-            raylet(f"--address={HERE}:{port}", f"--node-ip-address={THERE}",
-                   within=("ip", "netns", "exec", NAME), there=1)
-        )  # fmt: skip
-        ray.init(f"{HERE}:{port}", namespace="gpud", log_to_driver=False, logging_level="ERROR",
+        ray.init(address, namespace="gpud", log_to_driver=False, logging_level="ERROR",
                  _node_ip_address=HERE)  # fmt: skip
-        found: dict[str, str] = {}
-
-        def both() -> bool:
-            for row in ray.nodes():
-                for name in ("here", "there"):
-                    if row["Alive"] and name in row["Resources"]:
-                        found[name] = row["NodeID"]
-            return len(found) == 2
-
-        wait_until(both, "both nodes are there")
-        make_head(SETTINGS, found["here"])
-        for node in found.values():
-            make_agent(node, DaemonConfig(private=("cpu:1",), options=OPTIONS), SETTINGS)
-        wait_until(lambda: ready() == set(found.values()), "both have a gpud")
-        yield found
-        ray.get([find_agent(node).close.remote() for node in found.values()], timeout=20)
+        here = ray.get_runtime_context().get_node_id()
+        make_head(SETTINGS, here)
+        make_agent(here, None, SETTINGS)
+        up = gpud_ray_there(
+            tmp_path, "up", "--address", address, "--device", "cpu:1", "--json",
+            f"--ray=--node-ip-address={THERE}", *(f"--ray={one}" for one in RESOURCES),
+        )  # fmt: skip
+        assert up.returncode == 0, up.stderr
+        there = json.loads(up.stdout)["node"]
+        wait_until(lambda: ready() == {here, there}, "both have a gpud")
+        yield {"here": here, "there": there}
+        ray.get(find_agent(here).close.remote(), timeout=20)
     finally:
+        down = gpud_ray_there(tmp_path, "down")
         ray.shutdown()
-        for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-        for process in reversed(started):
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        head.send_signal(signal.SIGTERM)
+        try:
+            head.wait(15)
+        except subprocess.TimeoutExpired:
+            head.kill()
+        assert down.returncode == 0, down.stderr
 
 
 def listens(port: int) -> bool:
@@ -146,28 +159,71 @@ def slow(steps: int) -> gpud_ray.KernelCall:
     return gpud_ray.KernelCall(source=SLOW, kernel="slow", grid=16, block=256, args=args)
 
 
-@pytest.mark.skipif(
-    not possible(), reason="needs root, network namespaces and GPUD_RAY_PARTITION=1"
-)
-@pytest.mark.timeout(200)
-def test_items_of_a_node_that_is_cut_off_run_elsewhere_and_the_node_comes_back(
-    nodes: dict[str, str], link: str
-) -> None:
-    ray.get([gpud_ray.submit(slow(9), on=node) for node in nodes.values()], timeout=60)
-    pairs = [gpud_ray.submit(slow(1_500_000), report=True) for _ in range(4)]
-    there = nodes["there"]
-    wait_until(lambda: ray.get(find_agent(there).status.remote())["holds"] > 0, "it has an item")
+@contextmanager
+def cut(link: str) -> Iterator[None]:
+    """Cut the node in the namespace off for the block."""
     ip("link", "set", link, "down")
     try:
-        for value in ray.get([results for results, _ in pairs], timeout=100):
-            np.testing.assert_allclose(value, 2.0, rtol=1e-6)
-        reports = ray.get([told for _, told in pairs])
+        yield
     finally:
         ip("link", "set", link, "up")
-    assert all(report.node == nodes["here"] for report in reports)
-    cut_off = [report for report in reports if len(report.attempts) > 1]
-    assert cut_off
-    # Whether the other node has run it cannot be known, and the report says so.
-    assert all(report.may_have_run_twice for report in cut_off)
+
+
+def under_load(there: str) -> list[tuple[Any, Any]]:
+    """Submit items of a second or so, until the node has one; return them."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def has_one() -> bool:
+        if len(pairs) < 4 or ray.wait([told for _, told in pairs[-4:]], timeout=0)[0]:
+            pairs.extend(gpud_ray.submit(slow(1_500_000), report=True) for _ in range(4))
+        return bool(ray.get(find_agent(there).status.remote())["holds"])
+
+    wait_until(has_one, "it has an item")
+    return pairs
+
+
+def check(pairs: list[tuple[Any, Any]], there: str) -> None:
+    """All items are right, and those of the node that was cut off say that they ran elsewhere."""
+    for value in ray.get([results for results, _ in pairs], timeout=100):
+        np.testing.assert_allclose(value, 2.0, rtol=1e-6)
+    reports = ray.get([told for _, told in pairs])
+    again = [report for report in reports if len(report.attempts) > 1]
+    assert again
+    for report in again:
+        assert report.attempts[0].node == there
+        assert "heartbeats are missing" in report.attempts[0].ended
+        assert report.may_have_run_twice  # whether it had run there cannot be known
+
+
+def forwarded_again(here: str) -> int:
+    counts: dict[str, int] = ray.get(find_agent(here).status.remote())["counts"]
+    return counts.get("again", 0)
+
+
+@pytest.mark.skipif(not possible(), reason="needs root and network namespaces")
+@pytest.mark.timeout(200)
+def test_a_node_that_is_cut_off_loses_its_items_and_comes_back(
+    nodes: dict[str, str], link: str
+) -> None:
+    here, there = nodes["here"], nodes["there"]
+    ray.get([gpud_ray.submit(slow(9), on=node) for node in nodes.values()], timeout=60)
+
+    # For less than Ray's patience: it comes back as the node that it was.
+    pairs = under_load(there)
+    with cut(link):
+        wait_until(lambda: forwarded_again(here) > 0, "its items are forwarded again")
+    check(pairs, there)
     wait_until(lambda: there in ready(), "the node is back")
     np.testing.assert_allclose(ray.get(gpud_ray.submit(slow(99), on=there), timeout=60), 2.0)
+
+    # For longer: Ray ends it, and it joins again as a new node.
+    pairs = under_load(there)
+    with cut(link):
+        wait_until(
+            lambda: any(row["NodeID"] == there and not row["Alive"] for row in ray.nodes()),
+            "Ray gives it up",
+        )
+    check(pairs, there)
+    wait_until(lambda: len(ready() - {here, there}) == 1, "the machine is back as a new node")
+    (back,) = ready() - {here, there}
+    np.testing.assert_allclose(ray.get(gpud_ray.submit(slow(99), on=back), timeout=60), 2.0)

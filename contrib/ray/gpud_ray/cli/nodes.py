@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from gpud_client.cli import formatting
 from gpud_client.cli.output import Column, JsonOption, emit, print_table, say
 from gpud_ray.cli.progress import progress
 from gpud_ray.errors import NoCluster
+from gpud_ray.node.config import DEVICES_VARIABLE, DaemonConfig
 
 __all__ = ["AddressOption", "connect", "down", "status", "up"]
 
@@ -63,6 +63,7 @@ def up(
     device: Annotated[
         list[str] | None,
         typer.Option("--device", metavar="NAME", show_default=False,
+                     envvar=DEVICES_VARIABLE,
                      help="Start a gpud for this node with these devices, such as cuda or cpu:4."),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Of the cluster that begins.")] = 6379,
@@ -80,7 +81,6 @@ def up(
 ) -> None:  # fmt: skip
     """Make this machine a node: start Ray on it, and an agent in front of its gpud."""
     from gpud.errors import InvalidArgument
-    from gpud_ray.node.daemon import DaemonConfig
     from gpud_ray.placement.settings import Settings
 
     try:
@@ -95,11 +95,12 @@ def up(
         from gpud_ray.node import raylet
 
         resources = {"gpud_sms": float(sms), "gpud_memory": float(memory)}
-        started = raylet.start(address, port, resources, ray_option or [])
+        variables = DaemonConfig(gpud, tuple(device or ())).variables()
+        started = raylet.start(address, port, resources, variables, ray_option or [])
         step(2)
         try:
             connect(started["address"])
-            node = _begin(DaemonConfig(gpud, tuple(device or ())), settings)
+            node = _begin(settings)
         except BaseException:
             raylet.end(started)
             raise
@@ -118,9 +119,7 @@ def down(as_json: JsonOption = False) -> None:
     if running is None:
         raise NoCluster("this machine is no node that gpud-ray up has started")
     with progress("ending this node", 2, quiet=as_json) as step:
-        with suppress(NoCluster):
-            connect(running["address"])
-            _end_agent()
+        raylet.leave(running)
         step(1)
         raylet.end(running)
         step(2)
@@ -192,7 +191,7 @@ def _announced(socket: str | None, devices: tuple[str, ...]) -> tuple[int, int]:
         )
 
 
-def _begin(config: Any, settings: Any) -> str:
+def _begin(settings: Any) -> str:
     """Make the head, if there is none, and this node's agent; return when it has reported."""
     import ray
 
@@ -201,7 +200,7 @@ def _begin(config: Any, settings: Any) -> str:
 
     node: str = ray.get_runtime_context().get_node_id()
     make_head(settings, node)
-    agent = make_agent(node, config, settings)
+    agent = make_agent(node, None, settings)
     end_s = time.monotonic() + _READY_S
     while time.monotonic() < end_s:
         rows = {row["node"]: row for row in ask()["nodes"]}
@@ -210,15 +209,3 @@ def _begin(config: Any, settings: Any) -> str:
         time.sleep(_POLL_S)
     problem = ray.get(agent.status.remote())["problem"]
     raise NoCluster(f"this node's gpud was not ready within {_READY_S:g} s: {problem}")
-
-
-def _end_agent() -> None:
-    import ray
-
-    from gpud_ray.actors import find_agent
-
-    agent = find_agent(ray.get_runtime_context().get_node_id())
-    with suppress(ray.exceptions.RayError):
-        ray.get(agent.close.remote(), timeout=30)
-    ray.kill(agent, no_restart=True)
-    ray.shutdown()

@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,32 +14,15 @@ import numpy as np
 import gpud_client as gc
 from gpud.errors import DeviceLost, Draining, GpudError
 from gpud_ray.items import InOut, Item, Out
+from gpud_ray.node.config import DaemonConfig
 from gpud_ray.node.gpu_figures import GPUFigures
 from gpud_ray.node.outcome import Done, Failed, NodeFault, NoRoom, Outcome
 from gpud_ray.placement.gpu_reading import GPUReading
 
-__all__ = ["DaemonConfig", "NodeDaemon"]
+__all__ = ["NodeDaemon"]
 
 _MOST_KERNELS = 256
 _ANSWER_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonConfig:
-    """Which gpud a node uses.
-
-    Attributes:
-        socket: Of a daemon that runs; None: the default of `gpud_client.connect`.
-        private: Devices of a daemon that the node's agent starts and ends, such as ``("cpu:2",)``;
-            empty: it uses the one at ``socket``.
-        options: Further options of ``gpud serve`` for a private one.
-        absent: The node has none: it only forwards what is submitted there.
-    """
-
-    socket: str | None = None
-    private: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    absent: bool = False
 
 
 class NodeDaemon:
@@ -134,7 +116,7 @@ class NodeDaemon:
         config = self._config
         try:
             if config.private:
-                session = await gc.alocal(config.private, **dict(config.options))
+                session = await gc.alocal(config.private)
             else:
                 session = await gc.aconnect(config.socket, name="gpud-ray")
         except (GpudError, ValueError, OSError) as error:

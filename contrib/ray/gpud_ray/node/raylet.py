@@ -1,7 +1,8 @@
 """Makes this machine a node: starts its raylet with what its gpud has, and ends it again.
 
-The raylet runs as a child of ``ray start --block``, whose process is noted in a file, so that
-``down`` ends the processes that ``up`` has started and no others, as ``ray stop`` would.
+The raylet runs under ``ray start --block``, and that under `gpud_ray.node.keeper`, whose process is
+noted in a file, so that ``down`` ends the processes that ``up`` has started and no others, as
+``ray stop`` would.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 
 from gpud.errors import InvalidArgument
 from gpud_ray.errors import NoCluster
+from gpud_ray.node.keeper import STARTED
 
-__all__ = ["Raylet", "end", "note_file", "noted", "start"]
+__all__ = ["Raylet", "end", "leave", "note_file", "noted", "start"]
 
 _START_S = 60.0
+_LEAVE_S = 40.0
 _END_S = 15.0
 _POLL_S = 0.1
 
@@ -47,7 +50,11 @@ def noted() -> Raylet | None:
 
 
 def start(
-    address: str | None, port: int, resources: dict[str, float], options: list[str]
+    address: str | None,
+    port: int,
+    resources: dict[str, float],
+    variables: dict[str, str],
+    options: list[str],
 ) -> Raylet:
     """Start a raylet, and with it a Ray cluster if there is no address to join.
 
@@ -55,6 +62,7 @@ def start(
         address: ``host:port`` of the cluster; None: a new one, of which this is the head node.
         port: Of a new cluster.
         resources: What the node announces.
+        variables: Of its environment, beside those of this process.
         options: Further options of ``ray start``.
 
     Raises:
@@ -69,13 +77,15 @@ def start(
     file = note_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = file.with_suffix(".log")
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
+    log.write_bytes(b"")
+    command = [sys.executable, "-m", "gpud_ray.node.keeper", str(log),
+               sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
                "--disable-usage-stats", f"--resources={json.dumps(resources)}"]  # fmt: skip
     command += [f"--address={address}"] if address else ["--head", f"--port={port}"]
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         process = subprocess.Popen(
             [*command, *options], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
+            env={**os.environ, **variables}, start_new_session=True,
         )  # fmt: skip
     raylet: Raylet = {
         "pid": process.pid,
@@ -86,7 +96,7 @@ def start(
     file.write_text(json.dumps(raylet), "utf-8")
     end_s = time.monotonic() + _START_S
     while time.monotonic() < end_s:
-        if b"Ray runtime started" in log.read_bytes():
+        if STARTED in log.read_bytes():
             return raylet
         if process.poll() is not None:
             break
@@ -94,6 +104,16 @@ def start(
     end(raylet)
     said = log.read_text("utf-8", "replace").strip().splitlines()[-8:]
     raise NoCluster("Ray did not start; its log ends with:\n" + "\n".join(said))
+
+
+def leave(raylet: Raylet) -> None:
+    """Take a node's agent out, if Ray answers there at this moment."""
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-m", "gpud_ray.node.leave", raylet["address"]],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            timeout=_LEAVE_S, check=False,
+        )  # fmt: skip
 
 
 def end(raylet: Raylet) -> None:

@@ -31,7 +31,7 @@ class Settings:
 
     period_s: float = 0.25
     stale_beats: int = 3
-    missed_beats: int = 12
+    missed_beats: int = 40
     head_wait_s: float = 30.0
     place_wait_s: float = 60.0
     in_flight_per_gpu: int = 8
