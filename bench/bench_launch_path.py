@@ -42,6 +42,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
+from bench.harness.processes import children
+from bench.harness.processes import processor_ns as _processor_ns
 from bench.harness.results import keep
 from bench.harness.stages import Spent, time_stages
 from bench.harness.timing import load, spread
@@ -260,18 +262,11 @@ def _side_of(command: str) -> str | None:
 def _sides(front: int) -> dict[str, int]:
     """Return the process of each side, for the front with this process id."""
     pids = {"client": os.getpid(), "front": front}
-    for task in Path(f"/proc/{front}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if _side_of(command) == "device host":
-                pids["device host"] = int(child)
+    for child in children(front):
+        command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if _side_of(command) == "device host":
+            pids["device host"] = child
     return pids
-
-
-def _processor_ns(pid: int) -> int:
-    """Return the processor time that the threads of a process have had."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
 def _is_ours(file: str) -> bool:

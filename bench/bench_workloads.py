@@ -31,7 +31,6 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -42,7 +41,9 @@ import numpy as np
 
 import gpud_client as gc
 from bench.harness.machine import describe
+from bench.harness.processes import family_ns
 from bench.harness.timing import load
+from bench.harness.zones_picture import Seen, draw
 from bench.load.training import MODELS, Model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +51,6 @@ RESULT = ROOT / "bench" / "results" / "workloads.json"
 OVERSUBSCRIBED = 1.8
 SLICE_S = 0.1
 SHORT_SAMPLES = (768, 768, 96)
-COLOURS = ("#2e86ab", "#d1495b", "#edae49")
 MODES = ("alone", "turns", "swap")
 
 
@@ -93,23 +93,12 @@ CASES = {
 }
 
 
-class Seen(NamedTuple):
-    """The state of the device when it was looked at.
-
-    Attributes:
-        at_s: since the start.
-        device: the row of topic "workloads".
-    """
-
-    at_s: float
-    device: dict[str, Any]
-
-
 class Round(NamedTuple):
     """One round of one mode.
 
     Attributes:
         took_s: from the start to the last end, or the sum.
+        processor_s: the processor time of all processes meanwhile: programs, daemon, device host.
         losses: of each model.
         seen: as it was polled.
         names: the workload of each model.
@@ -117,6 +106,7 @@ class Round(NamedTuple):
     """
 
     took_s: float
+    processor_s: float
     losses: list[list[float]]
     seen: list[Seen]
     names: list[str]
@@ -140,10 +130,11 @@ def train(path: str, case: Case, number: int, short: str, iterations: int, mode:
         work = gpu.workload(*sizes, offset=0, movable=movable)
         print(work.id, flush=True)
         sys.stdin.readline()
-        began = time.perf_counter()
+        began, had = time.perf_counter(), time.process_time()
         losses = model.losses(gpu, work, iterations, swapped_s=swapped_s)
-        took_s = time.perf_counter() - began
-        print(json.dumps({"losses": losses, "took_s": took_s}), flush=True)
+        took_s, processor_s = time.perf_counter() - began, time.process_time() - had
+        found = {"losses": losses, "took_s": took_s, "processor_s": processor_s}
+        print(json.dumps(found), flush=True)
         sys.stdin.readline()
 
 
@@ -191,17 +182,19 @@ class Child:
 
 def run(gpu: Any, mode: str, terms: tuple[str, str, int], *, watched: bool = False) -> Round:
     """Run one round of a mode on a daemon; ``watched``: look at the device, which takes time."""
-    numbers = range(len(MODELS))
+    numbers, daemon = range(len(MODELS)), gpu.query("status")["pid"]
     if mode == "alone":
-        results = []
+        results, had_ns = [], 0
         for number in numbers:
             child = Child(gpu.path, terms, number, mode)
+            had_ns -= family_ns(daemon)
             child.go()
             results.append(child.result())
+            had_ns += family_ns(daemon)
         took_s = sum(result["took_s"] for result in results)
-        return Round(took_s, [result["losses"] for result in results], [], [], {})
+        return _round(took_s, had_ns, results)
     children = [Child(gpu.path, terms, number, mode) for number in numbers]
-    before = gpu.query("workloads")["moved"]
+    before, had_ns = gpu.query("workloads")["moved"], -family_ns(daemon)
     seen: list[Seen] = []
     over = threading.Event()
     began = time.perf_counter()
@@ -217,6 +210,7 @@ def run(gpu: Any, mode: str, terms: tuple[str, str, int], *, watched: bool = Fal
     for child in children:
         child.go()
     results = [child.result() for child in children]
+    had_ns += family_ns(daemon)
     took_s = max(result["took_s"] for result in results)
     over.set()
     if watched:
@@ -224,7 +218,13 @@ def run(gpu: Any, mode: str, terms: tuple[str, str, int], *, watched: bool = Fal
     after = gpu.query("workloads")["moved"]
     moved = {name: after[name] - before[name] for name in ("moved_bytes", "moving_s")}
     names = [child.workload for child in children]
-    return Round(took_s, [result["losses"] for result in results], seen, names, moved)
+    return _round(took_s, had_ns, results, seen, names, moved)
+
+
+def _round(took_s: float, daemon_ns: int, results: list[Any], *more: Any) -> Round:
+    processor_s = daemon_ns / 1e9 + sum(result["processor_s"] for result in results)
+    losses = [result["losses"] for result in results]
+    return Round(took_s, processor_s, losses, *(more or ([], [], {})))
 
 
 def device_bytes(samples: tuple[int, ...]) -> int:
@@ -259,51 +259,6 @@ def check(models: list[Model], rounds: list[Round], iterations: int) -> list[str
 # -- output ---------------------------------------------------------------------------------------
 
 
-def draw(found: Round, path: Path) -> None:
-    """Draw what is where in the device's memory over time, to scale, and who has the turn."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (memory, turns) = plt.subplots(
-        2, 1, figsize=(8, 4.6), sharex=True, gridspec_kw={"height_ratios": (3, 1)},
-        layout="constrained",
-    )  # fmt: skip
-    mib = 1 << 20
-    colours = dict(zip(found.names, COLOURS, strict=True))
-    until = min(4.0, found.seen[-1].at_s)
-    shown = [one for one in found.seen if one.at_s <= until]
-    for one, following in pairwise(shown):
-        device, width = one.device, following.at_s - one.at_s
-        for region in device["regions"]:
-            moves = region["workload"] in device["away"]
-            memory.bar(
-                one.at_s, region["size_bytes"] / mib, width, region["start"] / mib, align="edge",
-                color=colours.get(region["workload"]), alpha=0.4 if moves else 1.0,
-            )  # fmt: skip
-        size, temporary = device["size_bytes"] / mib, device["temporary_bytes"] / mib
-        holder = device["turn"]
-        memory.bar(
-            one.at_s, temporary, width, size - temporary, align="edge", alpha=0.7,
-            color=colours.get(holder, "#dddddd"),
-        )  # fmt: skip
-        if holder in colours:
-            row = found.names.index(holder)
-            turns.barh(row, width, left=one.at_s, height=0.8, color=colours[holder])
-    memory.set_ylim(0, found.seen[0].device["size_bytes"] / mib)
-    memory.set_ylabel("position, MiB")
-    memory.set_title(
-        "below what persists (pale: it moves), above temporary memory, by the colour of its owner",
-        fontsize=9,
-    )
-    turns.set_yticks(range(len(MODELS)), [kind.name for kind in MODELS], fontsize=8)
-    turns.invert_yaxis()
-    turns.set_xlim(0, until)
-    turns.set_xlabel("time, s")
-    figure.savefig(path, dpi=130)
-
-
 def main() -> int:
     """Measure, print and write the results."""
     if sys.argv[1:2] == ["--child"]:
@@ -324,6 +279,7 @@ def main() -> int:
     before = load()
     found: dict[str, list[Round]] = {mode: [] for mode in MODES}
     with gc.local(options.device, memory=str(memory)) as gpu:
+        run(gpu, "turns", terms)  # its kernels are compiled as far as they will be
         for number in range(rounds):
             for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
                 found[mode].append(run(gpu, mode, terms))
@@ -341,6 +297,13 @@ def main() -> int:
         ]
         for mode in MODES
     }
+    processor = {
+        mode: [
+            one.processor_s / alone.processor_s
+            for one, alone in zip(found[mode], found["alone"], strict=True)
+        ]
+        for mode in MODES
+    }
     print(
         f"device memory {memory:,} bytes; needs are {needs / memory:.2f} times as much, of which "
         f"{kept / memory:.2f} times persist"
@@ -350,7 +313,7 @@ def main() -> int:
         each = ratios[mode]
         print(
             f"{mode:6} {took_s:8.3f} s  {median(each):6.3f} of alone "
-            f"({min(each):.3f} to {max(each):.3f})"
+            f"({min(each):.3f} to {max(each):.3f}), processor time {median(processor[mode]):.3f}"
         )
     moved = [one.moved for one in found["turns"]]
     if any(one["moved_bytes"] for one in moved):
@@ -375,13 +338,14 @@ def main() -> int:
             "aims": {"turns": case.aim},
             "took_s": {mode: [one.took_s for one in found[mode]] for mode in MODES},
             "of_alone": {mode: median(ratios[mode]) for mode in MODES},
+            "processor_time_of_alone": {mode: median(processor[mode]) for mode in MODES},
             "moved": moved,
             "problems": problems,
         }
         known = {name: results[name] for name in CASES if name in results}
         RESULT.write_text(json.dumps(known, indent=1) + "\n")
         picture = ROOT / "docs" / "images" / f"workloads-{options.case}.png"
-        draw(watched, picture)
+        draw(watched.seen, watched.names, [kind.name for kind in MODELS], picture)
         print(f"wrote {RESULT.relative_to(ROOT)} and {picture.relative_to(ROOT)}")
     return 1 if problems else 0
 
