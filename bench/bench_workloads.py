@@ -317,11 +317,9 @@ def main() -> int:
         )
     moved = [one.moved for one in found["turns"]]
     if any(one["moved_bytes"] for one in moved):
-        rates = [one["moved_bytes"] / one["moving_s"] / 1e9 for one in moved]
         amount = median(one["moved_bytes"] for one in moved) / 1e6
         print(
-            f"moved: {amount:.0f} MB a round, at {median(rates):.2f} GB/s; a copy of as much in "
-            f"this process: {copy_rate():.2f} GB/s"
+            f"moved: {amount:.0f} MB a round, in {median(one['moving_s'] for one in moved):.3f} s"
         )
     print("losses:", "; ".join(problems) or "the same bit for bit, and NumPy's but for rounding")
     print(f"aim: turns at most {case.aim:.3f} of alone")
@@ -348,16 +346,6 @@ def main() -> int:
         draw(watched.seen, watched.names, [kind.name for kind in MODELS], picture)
         print(f"wrote {RESULT.relative_to(ROOT)} and {picture.relative_to(ROOT)}")
     return 1 if problems else 0
-
-
-def copy_rate() -> float:
-    """Return how fast memory is copied to memory that is new, in GB/s: what the link could do."""
-    source, rates = np.ones(1 << 24, np.uint8), []
-    for _ in range(5):
-        began = time.perf_counter()
-        source.copy()
-        rates.append(source.nbytes / (time.perf_counter() - began) / 1e9)
-    return median(rates)
 
 
 if __name__ == "__main__":

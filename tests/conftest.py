@@ -124,7 +124,7 @@ CI = (
     "tests/integration/test_why.py::test_why_of_a_job_that_has_ended",
     "tests/integration/test_workload_leases.py::test_a_lease_ends_with_its_program_and_with_a_pause",
     "tests/integration/test_workload_leases.py::test_a_program_that_does_nothing_gives_its_turn",
-    "tests/integration/test_workload_moves.py::test_a_client_killed_while_its_region_moves",
+    "tests/integration/test_workload_moves.py::test_a_client_killed_while_regions_are_away",
     "tests/integration/test_workload_jobs.py::test_a_paused_device_begins_no_iteration",
     "tests/integration/test_workload_jobs.py::test_lanes_and_online_jobs_run_in_turns_and_between",
     "tests/integration/test_workload_jobs.py::test_two_threads_do_not_share_a_workload",

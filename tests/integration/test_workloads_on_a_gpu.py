@@ -23,7 +23,7 @@ N = 1 << 12
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    daemon = Served(turn_slice="2ms", turn_linger="20ms")
+    daemon = Served(memory="32MiB", turn_slice="2ms", turn_linger="20ms")
     try:
         yield daemon
     finally:
@@ -34,20 +34,20 @@ def test_workloads_take_turns_with_a_gpus_memory(served: Served) -> None:
     iterations = 8
 
     def train(number: int) -> Any:
-        with served.connect() as gpu, gpu.workload("6MiB", "28MiB", offset=0) as work:
+        with served.connect() as gpu, gpu.workload("6MiB", "16MiB", offset=0) as work:
             kernel = gpu.kernel(STEP, "step")
             before = [work.array(np.full(16, one, np.int32)) for one in range(100)]
             kept = work.array(np.full(N, number, np.float32))
             for _ in range(iterations):
                 with work.iteration() as turn:
                     scratch = turn.zeros(N, np.float32)
-                    assert not turn.empty(20 << 20, np.uint8).get().any(), "nothing of others"
-                    turn.array(np.full(20 << 20, 7, np.uint8))
+                    assert not turn.empty(12 << 20, np.uint8).get().any(), "nothing of others"
+                    turn.array(np.full(12 << 20, 7, np.uint8))
                     kernel.submit(N // 256, 256, (kept, scratch, N))
             assert all((one.get() == at).all() for at, one in enumerate(before))
             return kept.get()
 
-    # Twice (6 + 28) MiB are more than the GPU has; once 28 and twice 6 are not.
+    # Twice (6 + 16) MiB are more than the GPU has; once 16 and twice 6 are not.
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(train, range(2)))
     for number, kept in enumerate(found):
@@ -59,13 +59,70 @@ def test_workloads_take_turns_with_a_gpus_memory(served: Served) -> None:
         assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
 
 
+def test_regions_move_to_the_machines_memory_and_back(served: Served) -> None:
+    iterations, size = 6, 4 << 20
+
+    def train(number: int) -> Any:
+        with served.connect() as gpu:
+            work = gpu.workload("12MiB", "8MiB", offset=0, movable=True)
+            kernel = gpu.kernel(STEP, "step")
+            before: Any = None
+            last: Any = None
+            kept: Any = None
+            for turn in work.iterations(iterations):
+                if kept is None:
+                    before = work.array(np.full(size // 4, number + 0.5, np.float32))
+                    kept = work.array(np.full(size // 4, number, np.float32))
+                scratch = turn.zeros(size // 4, np.float32)
+                kernel.submit(size // 1024, 256, (kept, scratch, size // 4)).result(30)
+                assert before.get()[[0, -1]].tolist() == [number + 0.5] * 2
+                before.set(before.get())  # written to the file and not yet copied when it ends
+                last = kept.get()
+            return last
+
+    # Three times 12 MiB and 8 are more than the GPU has.
+    with ThreadPoolExecutor() as pool:
+        found = [pool.submit(train, number) for number in range(3)]
+        with served.connect() as gpu:
+            while not all(one.done() for one in found):
+                device = gpu.query("workloads")["devices"][0]
+                used = device["persistent_bytes"] + device["temporary_bytes"]
+                assert used <= device["size_bytes"]
+    for number, one in enumerate(found):
+        expected = np.full(size // 4, number, np.float32)
+        for _ in range(iterations):
+            expected = expected - expected * np.float32(0.5) + np.float32(1)
+        np.testing.assert_array_equal(one.result(), expected)
+    with served.connect() as gpu:
+        moved = gpu.query("workloads")["moved"]
+        assert moved["moved_bytes"] > 2 * size
+        assert (moved["away_bytes"], moved["moving_s"] > 0) == (0, True)
+        assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
+
+
+def test_what_is_away_outlives_the_device_host(served: Served) -> None:
+    with served.connect() as one, served.connect() as two:
+        works = [gpu.workload("26MiB", "4MiB", offset=0, movable=True) for gpu in (one, two)]
+        kept = []
+        for number, work in enumerate(works):
+            with work.iteration():
+                kept.append(work.array(np.full(N, number, np.float32)))
+        with works[1].iteration():
+            assert "in host memory" in one.query("workloads")["devices"][0]["away"].values()
+            served.kill_host()
+        with works[0].iteration() as turn:
+            kernel = one.kernel(STEP, "step")
+            kernel.submit(N // 256, 256, (kept[0], turn.zeros(N, np.float32), N)).result(30)
+            assert (kept[0].get() == 1).all()
+        for work in works:
+            work.close()
+
+
 def test_what_a_gpu_cannot_do_for_workloads_is_refused(served: Served) -> None:
     with served.connect() as gpu:
-        said = "has memory of its own, where a workload cannot"
-        with pytest.raises(gc.GpudError, match=f"{said} learn its sizes: give persistent"):
+        said = "has memory of its own, where a workload cannot learn its sizes: give persistent"
+        with pytest.raises(gc.GpudError, match=said):
             gpu.workload()
-        with pytest.raises(gc.GpudError, match=f"{said} move what it keeps"):
-            gpu.workload("1MiB", "1MiB", movable=True)
 
 
 def test_what_is_lost_with_a_host_is_named_and_the_next_turn_begins(served: Served) -> None:

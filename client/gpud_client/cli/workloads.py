@@ -67,11 +67,14 @@ def workloads(
         say(line)
     moved = answer.get("moved", {})
     if moved.get("moved_bytes") or moved.get("away_bytes"):
-        rate = moved["moved_bytes"] / max(moved["moving_s"], 1e-9)
+        seconds = moved["moving_s"]  # none where nothing has to be copied
+        rate = ""
+        if seconds:
+            rate = f", {formatting.size(int(moved['moved_bytes'] / seconds))} a second"
         say(
             f"{formatting.size(moved['away_bytes'])} of {formatting.size(moved['most_bytes'])} in "
-            f"host memory; {formatting.size(moved['moved_bytes'])} were moved, "
-            f"{formatting.size(int(rate))} a second"
+            f"host memory; {formatting.size(moved['moved_bytes'])} were moved"
+            f"{rate}"
         )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from gpud.core.memory.coherence import ArrayExtent, CoherenceTracker, LostArrays
 from gpud.core.memory.pending_writes import PendingWrites
-from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory
+from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory, UnknownName
 from gpud.server.hosts.current_host import CurrentHost
 from gpud.server.hosts.requests import HostRequests
 from gpud.server.ipc.child_process import OnReply
@@ -41,6 +41,9 @@ MOST_REGION_PARTS = 1 << 14
 
 MOST_READS = 4096
 """The most copies from the device that a session may have pending."""
+
+_LAST_JOB = 1 << 63
+"""A number that no job of a session reaches."""
 
 _KEEP_TRYING = "write all of it with set(), or free it"
 
@@ -116,6 +119,41 @@ class DeviceArrays:
                     action()
 
         self._host.registry.release(session, address, size, released)
+
+    def move_out(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Copy all of an array to the file, release its memory, and forget it.
+
+        No job can use it. After an error it is there, or its values are lost.
+        """
+
+        def copied(_: Any, error: GpudError | None) -> None:
+            if error is None and self.copies.array(session, address) is None:
+                error = UnknownName("the session has ended")
+            if error is not None:
+                done(None, error)
+            else:
+                # An error means that the host is gone, and its memory with it.
+                self.release(session, address, size, lambda *_: done(None, None))
+
+        def written() -> None:
+            try:
+                self.read(session, address, 0, size, copied)
+            except GpudError as error:
+                done(None, error)
+
+        self.when_written(session, _LAST_JOB, written)
+
+    def move_in(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Commit memory for an array that was moved out, and copy it from the file."""
+        self.copies.allocated(session, address, size)
+        self.copies.written(session, address, 0, size)
+
+        def committed(_: Any, error: GpudError | None) -> None:
+            if error is not None and self.copies.array(session, address) is not None:
+                self.copies.removed(session, address)
+            done(None, error)
+
+        self.commit(session, address, committed)
 
     def close_session(self, session: SessionId) -> None:
         """Drop a session's arrays; its arena is closed."""

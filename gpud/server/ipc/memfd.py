@@ -14,7 +14,7 @@ import functools
 import os
 from collections.abc import Callable
 
-__all__ = ["create", "punch"]
+__all__ = ["create", "punch", "written_bytes"]
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE = 2  # FALLOC_FL_PUNCH_HOLE
@@ -47,6 +47,24 @@ def punch(descriptor: int, offset: int, size: int) -> None:
         number = ctypes.get_errno()
         if number != errno.EINTR:
             raise OSError(number, f"fallocate: {os.strerror(number)}")
+
+
+def written_bytes(descriptor: int, offset: int, size: int) -> int:
+    """Return how many bytes of a range the file has pages for."""
+    total, at, end = 0, offset, offset + size
+    while (first := _next(descriptor, at, end, os.SEEK_DATA)) < end:
+        at = _next(descriptor, first, end, os.SEEK_HOLE)
+        total += at - first
+    return total
+
+
+def _next(descriptor: int, at: int, end: int, what: int) -> int:
+    try:
+        return min(end, os.lseek(descriptor, at, what))
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # there is no more
+            return end
+        raise
 
 
 @functools.cache

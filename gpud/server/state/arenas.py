@@ -70,6 +70,12 @@ class DeviceCopies(Protocol):
     def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
         """Release the memory of an array that no job can use any more."""
 
+    def move_out(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Copy an array to the file, and release its memory on the device."""
+
+    def move_in(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Undo `move_out`."""
+
 
 _NONE: Mapping[int, DeviceCopies] = {}
 
@@ -297,12 +303,36 @@ class Arenas:
 
         arrays.commit(session, address, committed)
 
-    def free_pages(self, piece: FreeRange) -> None:
-        """Free the memory of a range that no job can use any more."""
+    def move_out(
+        self, session: SessionId, device: int, part: tuple[int, int], done: OnReply
+    ) -> None:
+        """Have an array of a device with memory of its own be in the session's file only.
+
+        Args:
+            session: whose array it is; none of its jobs can use it.
+            device: on which.
+            part: its address and bytes.
+            done: gets what went wrong.
+        """
+        self._device_arrays[device].move_out(session, *part, done)
+
+    def move_in(
+        self, session: SessionId, device: int, part: tuple[int, int], done: OnReply
+    ) -> None:
+        """Undo `move_out`."""
+        self._device_arrays[device].move_in(session, *part, done)
+
+    def free_pages(self, piece: FreeRange, *, in_file_only: bool = False) -> None:
+        """Free the memory of a range that no job can use any more.
+
+        Args:
+            piece: the range.
+            in_file_only: the device has none for it.
+        """
         arena = self._ledger.arena(piece.session, piece.device)
         assert arena is not None
         offset = piece.address - arena.base
-        if piece.device in self._device_arrays:
+        if piece.device in self._device_arrays and not in_file_only:
             self._release_on_device(piece, offset)
         else:
             self._punch(piece, offset)

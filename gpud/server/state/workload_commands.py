@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +13,7 @@ from gpud.errors import GpudError, OutOfMemory, UnknownName
 from gpud.server.state.access import user_name
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.mapped_memory import MappedMemory
+from gpud.server.state.region_mover import Placed, RegionMover
 from gpud.server.state.workload import Workload, workload_name
 from gpud.server.state.workload_memory import WorkloadMemory
 from gpud.telemetry.records import Records
@@ -32,7 +31,8 @@ class WorkloadCommands:
     Args:
         workloads: all of them, by number.
         arenas: the memory of sessions' arrays.
-        memory: the workloads' memory, and that of those whose programs map it themselves.
+        memory: the workloads' memory, that of those whose programs map it themselves, and what
+            moves regions.
         records: gets events.
         feed: has the manager handle an event, after the commands of the one before.
         close: closes a workload.
@@ -45,14 +45,14 @@ class WorkloadCommands:
         self,
         workloads: dict[int, Workload],
         arenas: Arenas,
-        memory: tuple[WorkloadMemory, MappedMemory],
+        memory: tuple[WorkloadMemory, MappedMemory, RegionMover],
         records: Records,
         feed: Callable[[wk.Event], None],
         close: Callable[[Workload], None],
     ) -> None:
         self._all = workloads
         self._arenas = arenas
-        self._memory, self._mapped = memory
+        self._memory, self._mapped, self._mover = memory
         self._records = records
         self._feed = feed
         self._close = close
@@ -113,7 +113,7 @@ class WorkloadCommands:
         workload.lent = None if lent is None else (lent, command.temporary)
         workload.region_bytes = sizes[0]
         if command.away:
-            self._memory.note_away(owner.number, command.device, (address, sizes[0]))
+            self._mover.note_away(workload.number, self._placed(workload))
         if arena is not None:
             file = self._arenas.file(arena)
             owner.send_with(wm.Arena(command.device, arena.base, arena.size), file)
@@ -128,7 +128,7 @@ class WorkloadCommands:
             command.temporary,
             command.reason,
         )
-        if workload.mapped or not self._arenas.is_copied(command.device):
+        if workload.mapped or command.away or not self._arenas.is_copied(command.device):
             self._opened(workload, opened, None)
         else:
             place = owner.number, command.device, (address, sizes[0])
@@ -215,36 +215,36 @@ class WorkloadCommands:
 
     def _evict(self, command: wk.Evict) -> None:
         workload = self._all[command.workload]
-        assert workload.device is not None
-        region = workload.address, workload.region_bytes
         done = partial(self._moved, workload, wk.Evicted)
-        owner = workload.owner.number
-        self._memory.evict(workload.number, owner, workload.device, region, done)
+        self._mover.leave(workload.number, self._placed(workload), done)
 
     def _restore(self, command: wk.Restore) -> None:
         workload = self._all[command.workload]
-        assert workload.device is not None
-        region = workload.address, workload.region_bytes
         done = partial(self._moved, workload, wk.Restored)
+        self._mover.come_back(workload.number, self._placed(workload), done)
+
+    def _placed(self, workload: Workload) -> Placed:
+        assert workload.device is not None
         owner = workload.owner.number
-        self._memory.restore(workload.number, owner, workload.device, region, done)
+        return Placed(owner, workload.device, workload.address, workload.region_bytes)
 
     def _moved(
         self,
         workload: Workload,
         event: type[wk.Evicted] | type[wk.Restored],
-        error: OSError | None,
+        error: GpudError | None,
     ) -> None:
         if workload.number not in self._all:
             return
         if error is None:
             self._feed(event(time.monotonic_ns(), workload.number))
             return
-        name, why = workload_name(workload.number), os.strerror(error.errno or errno.EIO)
-        _LOG.error("what workload %s keeps cannot be moved: %s; it is ended", name, why)
-        workload.ending = f"the workload was ended, as what it keeps could not be moved: {why}"
-        # Between its turns: no job of it runs.
-        self._memory.mover.when_still(workload.number, partial(self._close, workload))
+        name = workload_name(workload.number)
+        _LOG.error("what workload %s keeps cannot be moved: %s; it is ended", name, error.message)
+        workload.ending = (
+            f"the workload was ended, as what it keeps could not be moved: {error.message}"
+        )
+        self._close(workload)  # between its turns: no job of it runs
 
     def _fit(self, command: wk.Fit) -> None:
         workload = self._all[command.workload]

@@ -14,7 +14,6 @@ from gpud.core.memory.allocator import Arena
 from gpud.core.memory.ledger import FreeRange
 from gpud.errors import GpudError, InvalidArgument
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.region_mover import OnMoved, RegionMover
 from gpud.units import Address, SessionId
 
 __all__ = ["Lent", "WorkloadMemory"]
@@ -28,12 +27,10 @@ class WorkloadMemory:
 
     Args:
         arenas: the memory of sessions' arrays.
-        mover: moves regions.
     """
 
-    def __init__(self, arenas: Arenas, mover: RegionMover) -> None:
+    def __init__(self, arenas: Arenas) -> None:
         self._arenas = arenas
-        self.mover = mover
 
     def open_workload(
         self,
@@ -143,52 +140,12 @@ class WorkloadMemory:
                 self._arenas.free_pages(piece)
         return lent
 
-    def evict(
-        self, number: int, session: SessionId, device: int, region: Lent, done: OnMoved
+    def _free(
+        self, session: SessionId, device: int, address: int, *, movable: bool, away: bool = False
     ) -> None:
-        """Move a movable region to host memory, then call ``done``.
-
-        Args:
-            number: of the workload.
-            session: whose it is.
-            device: on which.
-            region: its address and bytes.
-            done: gets what went wrong; the region is as it was then.
-        """
-        address, size = region
-
-        def over(error: OSError | None) -> None:
-            if error is None and (session, device, address) in self._arenas.regions.counted:
-                self._arenas.regions.idle[session, device, address] = size
-            done(error)
-
-        place = self._place(session, device, address)
-        self.mover.leave(number, *place, size, over)
-
-    def restore(
-        self, number: int, session: SessionId, device: int, region: Lent, done: OnMoved
-    ) -> None:
-        """Move a movable region back to its addresses, then call ``done``; see `evict`."""
-        address, size = region
-        self._arenas.regions.idle.pop((session, device, address), None)
-        place = self._place(session, device, address)
-        self.mover.come_back(number, *place, size, done)
-
-    def note_away(self, session: SessionId, device: int, region: Lent) -> None:
-        """Note that a movable region, which is empty, is not on the device."""
-        self._arenas.regions.idle[session, device, region[0]] = region[1]
-
-    def _place(self, session: SessionId, device: int, address: int) -> tuple[int, int]:
-        """Return the descriptor of a session's file, and the offset of an address in it."""
-        arena = self._arenas.ledger.arena(session, device)
-        assert arena is not None
-        return self._arenas.file(arena), address - arena.base
-
-    def _free(self, session: SessionId, device: int, address: int, *, movable: bool) -> None:
         ledger = self._arenas.ledger
         free = ledger.end_loan if movable else ledger.free
-        self._arenas.regions.idle.pop((session, device, address), None)
-        self._arenas.free_pages(free(session, device, address))
+        self._arenas.free_pages(free(session, device, address), in_file_only=away)
 
     def close_workload(
         self,
@@ -198,6 +155,7 @@ class WorkloadMemory:
         lent: Lent | None,
         *,
         movable: bool = False,
+        away: bool = False,
     ) -> None:
         """Free a workload's memory, which no job can use any more.
 
@@ -207,10 +165,11 @@ class WorkloadMemory:
             address: of the region.
             lent: the temporary memory; None: it has none.
             movable: whether the region is; it does not move now.
+            away: whether it is not on the device.
         """
         ledger, regions = self._arenas.ledger, self._arenas.regions
         del regions.counted[session, device, address]
-        self._free(session, device, address, movable=movable)
+        self._free(session, device, address, movable=movable, away=away)
         if lent is not None:
             del regions.counted[session, device, lent[0]]
             idle = regions.idle.pop((session, device, lent[0]), None)

@@ -57,8 +57,8 @@ class Workloads:
     def __init__(self, loop: asyncio.AbstractEventLoop, arenas: Arenas, records: Records) -> None:
         self._loop = loop
         self._arenas = arenas
-        self.mover = RegionMover(loop)
-        self._memory = WorkloadMemory(arenas, self.mover)
+        self.mover = RegionMover(arenas)
+        self._memory = WorkloadMemory(arenas)
         self._mapped = MappedMemory(arenas)
         self._records = records
         self.manager = WorkloadManager(())
@@ -71,7 +71,12 @@ class Workloads:
         self._copied: dict[int, str] = {}
         self._idle_turns = IdleTurns(loop, self._linger_ns, self._idled)
         self._commands = WorkloadCommands(
-            self.all, arenas, (self._memory, self._mapped), records, self._feed, self._close
+            self.all,
+            arenas,
+            (self._memory, self._mapped, self.mover),
+            records,
+            self._feed,
+            self._close,
         )
 
     def set_up(
@@ -147,12 +152,11 @@ class Workloads:
         """Refuse what a device with memory of its own cannot have."""
         device = message.device
         for index in self._copied if device is None else {device} & self._copied.keys():
-            if message.persistent is None or message.movable:
-                what = "move what it keeps" if message.movable else "learn its sizes"
+            if message.persistent is None:
                 raise InvalidArgument(
                     f"device {index} ({self._copied[index]}) has memory of its own, where a "
-                    f"workload cannot {what}: give persistent and temporary, without movable, or "
-                    "name a CPU device"
+                    "workload cannot learn its sizes: give persistent and temporary, or name a "
+                    "CPU device"
                 )
 
     def begin(self, session: Session, message: wm.BeginIteration) -> None:
@@ -292,6 +296,7 @@ class Workloads:
                     workload.address,
                     workload.lent,
                     movable=workload.movable,
+                    away=self.mover.is_away(number),
                 )
             self.mover.when_still(number, partial(self.mover.forget, number))
             self._commands.record("workload-closed", workload, now_ns)
