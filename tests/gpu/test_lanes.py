@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import gpud_client as gc
@@ -36,3 +37,15 @@ def gpu() -> Iterator[gc.Session]:
         assert session.devices[0].kind == "cuda"
         yield session
     served.close()
+
+
+def test_launches_that_wait_together_have_their_own_parameters(
+    gpu: gc.Session, lane: gc.Lane
+) -> None:
+    put = gpu.kernel(lanes.SOURCE, "put")
+    for _ in range(4):  # sequences that run again are queued in other ways
+        out = gpu.zeros(200, np.uint32)
+        for at in range(200):
+            put.submit(1, 1, (np.uint64(out.ptr + 4 * at), at), stream=lane)
+        lane.synchronize()
+        assert out.get().tolist() == list(range(200))

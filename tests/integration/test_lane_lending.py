@@ -18,6 +18,7 @@ from gpud_client.cli.app import app
 LIMIT_S = 30.0
 SOURCE = r"""
 extern "C" __global__ void spin(volatile unsigned* open) { while (!*open) {} }
+extern "C" __global__ void put(unsigned* open, unsigned value) { *open = value; }
 extern "C" __global__ void work(unsigned* done) {
     volatile unsigned x = 0;
     for (int i = 0; i < 20000; i++) x += i;
@@ -63,14 +64,14 @@ def test_an_idle_lane_lends_its_share_and_has_it_for_each_launch(
 ) -> None:
     spin, count = gpu.kernel(SOURCE, "spin"), gpu.kernel(SOURCE, "count")
     gate, ran = gpu.zeros(1, np.uint32), gpu.zeros(64, np.uint32)
-    view = gate.numpy()  # `set` would wait for who uses it
+    put = gpu.kernel(SOURCE, "put")  # `set` would wait for who uses it
     with gpu.lane(reservation=1) as lane:
         for turn in range(1, 4):
             beside.has(2)
-            view[0] = 0
+            put.submit(1, 1, (gate, 0)).result(timeout=LIMIT_S)
             held = spin.submit(1, 1, (gate,), stream=lane)
             beside.has(1)  # for as long as something runs in the lane
-            view[0] = 1
+            put.submit(1, 1, (gate, 1)).result(timeout=LIMIT_S)
             held.result(timeout=LIMIT_S)
             count.submit(64, 32, (ran,), stream=lane).result(timeout=LIMIT_S)
             assert (ran.get() == 32 * turn).all()

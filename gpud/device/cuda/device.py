@@ -30,6 +30,7 @@ from gpud.device.cuda.execution.run import CUDARun
 from gpud.device.cuda.execution.run_context import RunContext
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.lanes.lane import CUDALane
+from gpud.device.cuda.lanes.lane_parts import LaneParts
 from gpud.device.cuda.lanes.launch_groups import LaunchGroups
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.armed_records import RecordPool
@@ -115,6 +116,7 @@ class CUDADevice:
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
         self._closed = False
+        self._watched = watch
         self._dump = dump
         self._programs: dict[int, Any] = {}
         self._retired: deque[int] = deque()
@@ -327,8 +329,13 @@ class CUDADevice:
             with self.lock:
                 self._check_open()
                 partition = self.partitioner.take(exclusive)
-        has = _LaneDevice(self, occupancy, priority, partition)
-        lane = CUDALane(has, LaunchGroups(has.prepare), descriptor, occupancy, observer)
+        parts = LaneParts(
+            self._run_context, self._preparation, self.sms, occupancy, priority, partition
+        )
+        lane = CUDALane(
+            parts, LaunchGroups(parts.prepare), descriptor, occupancy, observer,
+            attended=self._watched,
+        )  # fmt: skip
         if partition is not None:
             with self.lock:
                 self.watcher.update_placement()
@@ -427,42 +434,3 @@ class CUDADevice:
         while self._programs:
             _, handle = self._programs.popitem()
             self.context.enter().call("cuModuleUnload", handle)
-
-
-class _LaneDevice:
-    """What one lane has of its device; see `gpud.device.cuda.lanes.lane.LaneDevice`."""
-
-    def __init__(
-        self, device: CUDADevice, occupancy: int, priority: int, partition: GreenContext | None
-    ) -> None:
-        self._device = device
-        self._occupancy = occupancy
-        self._priority = priority
-        self._partition = partition
-        self.sms = device.sms
-
-    def prepare(self, launches: Sequence[LaunchSpec]) -> CUDASequence:
-        """Prepare a group of the lane's launches."""
-        preparation = self._device._preparation
-        return CUDASequence(preparation, launches, self._occupancy, in_lane=True)
-
-    def lane_run(
-        self, sequence: CUDASequence, on_left: Callable[[], None], on_over: Callable[[], None]
-    ) -> CUDARun:
-        """Return a run of a group."""
-        context = self._device._run_context
-        return CUDARun(
-            context, sequence, self._priority, on_left, on_over, self._partition, keeps=True
-        )
-
-    def check_site(self, spec: LaunchSpec) -> int:
-        """Return M of a launch site's kernel."""
-        return spec.occupancy or self._device.occupancy(spec.kernel, spec.block, spec.shared)
-
-    def close_lane(self) -> None:
-        """Take back the lane's partition."""
-        partition, self._partition = self._partition, None
-        if partition is not None:
-            with self._device.lock:
-                self._device._give_partition(partition)
-            self._device.watcher.notify()

@@ -74,6 +74,7 @@ class RingReader:
         self.address: int = np.frombuffer(self._map, np.uint8).ctypes.data
         self.number = self.tail = 0
         self._woken = 0
+        self._listening = False
         self._barrier = threading.Lock()
 
     # -- records
@@ -93,9 +94,13 @@ class RingReader:
 
         Who has said so looks at `has_records` once more.
         """
+        if listening == self._listening:
+            return
+        self._listening = listening
         self._words[ring.LISTENING // 4] = int(listening)
-        with self._barrier:  # a full barrier: this is seen, or the next look sees the record
-            pass
+        if listening:
+            with self._barrier:  # a full barrier: this is seen, or the next look sees the record
+                pass
 
     def read(self, sizes: Sequence[int]) -> Record | None:
         """Read the next launch; None: there is none.

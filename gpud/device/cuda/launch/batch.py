@@ -299,7 +299,8 @@ class _Batch:
         if ends:
             table.notify(*launches.wake)
             self._note(last + 1)
-        if self._maker.graphs is not None and plain and len(numbers) >= _LEAST_OF_GRAPH:
+        fixed = not sequence.in_lane  # a graph has the parameters by value
+        if self._maker.graphs is not None and plain and fixed and len(numbers) >= _LEAST_OF_GRAPH:
             self._graph = self._maker.graphs.make(table, body)
         self._short = CommandTable()  # with the graph instead of what is in it
         if self._graph is not None:

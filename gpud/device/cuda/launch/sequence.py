@@ -138,6 +138,7 @@ class CUDASequence:
         tunings: how often the number of task blocks per claim of a launch has changed.
         arenas: first addresses of the arenas that its kernels access.
         in_lane: as given.
+        least_slices: with which each of its launches has a block.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class CUDASequence:
         self.occupancy = (
             occupancy if in_lane and occupancy else checked_occupancy(measured, occupancy)
         )
+        self.least_slices = max(-(-self.occupancy // one) for one in measured)
         totals = [prepared.total for prepared in self.prepared]
         self.arenas = frozenset(
             prepared.kernel.module.arena[0]
