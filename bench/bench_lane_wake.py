@@ -169,6 +169,8 @@ class Machine:
             raise RuntimeError("the lane has not become idle within 30 s")
         self.idle.clear()
         self.woke.clear()
+        if self.lending.asks:
+            self.lane.plan(None)  # nobody may act before the answer
         time.sleep(wait_s)
         slot = ring.SLOTS_AT + self.number % ring.SLOTS * ring.SLOT_BYTES
         address = self.began.address.to_bytes(8, "little")
@@ -203,12 +205,14 @@ class AskingLending(Lending):
         self.asks = False
         self._front = front
 
-    def take_back(self, lane: int) -> tuple[tuple[int, int], ...] | None:
+    def take_back(
+        self, lane: int, before: tuple[tuple[int, int], ...] | None = None
+    ) -> tuple[tuple[int, int], ...] | None:
         """Take back what a lane has lent."""
         if self.asks:
             self._front.send(b"?")
             self._front.recv(1)
-        return super().take_back(lane)
+        return super().take_back(lane, before)
 
 
 def answer(theirs: socket.socket) -> None:

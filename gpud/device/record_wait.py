@@ -15,7 +15,7 @@ from gpud.device.futex import (
     sleeps_on_several,
 )
 
-__all__ = ["RecordWait", "wake_shared"]
+__all__ = ["RecordWait", "wake_private", "wake_shared"]
 
 _EVERYBODY = (1 << 31) - 1
 _FUTEX_WAIT = 0
@@ -65,7 +65,12 @@ class RecordWait:
     def interrupt(self) -> None:
         """End `sleep`, now and from now on."""
         self._bell.value = 1
-        _wake(ctypes.addressof(self._bell), FUTEX_WAKE | PRIVATE)
+        wake_private(ctypes.addressof(self._bell))
+
+
+def wake_private(address: int) -> None:
+    """Wake everybody in this process who sleeps on a word of it."""
+    _wake(address, FUTEX_WAKE | PRIVATE)
 
 
 def wake_shared(address: int) -> None:

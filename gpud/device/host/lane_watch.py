@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from gpud.device.host.lending import Lending
+from gpud.device.host.lending import Lending, PlannedLane
 
 __all__ = ["BUSY_HOLDS", "LONGEST_S", "LaneWatch", "LendableLane"]
 
@@ -38,7 +38,7 @@ LONGEST_S = 0.02
 """The longest time between two looks at whether a launch has run longer than it may."""
 
 
-class LendableLane(Protocol):
+class LendableLane(PlannedLane, Protocol):
     """What is watched of a lane."""
 
     def activity(self) -> int | None:
@@ -52,6 +52,9 @@ class LendableLane(Protocol):
 
     def wait_for_record(self) -> None:
         """Sleep until a record is there, or `interrupt` was called; on a lane that lends."""
+
+    def taken_back(self) -> tuple[tuple[int, int], ...] | None:
+        """Return what it has taken back by itself, by job; None: it was left to others."""
 
     def take_up(self) -> None:
         """Have blocks again, as many as its slices are for."""
@@ -128,11 +131,12 @@ class LaneWatch:
     def _lend(self) -> None:
         lane, lending = self._lane, self._lending
         lane.lend()
-        lending.idle(self._number)
+        lending.idle(self._number, lane)
         lane.wait_for_record()
-        if self._stopped.is_set():
+        by_itself = lane.taken_back()
+        if self._stopped.is_set() and by_itself is None:
             return
-        taken = lending.take_back(self._number)
+        taken = lending.take_back(self._number, by_itself)
         lane.take_up()
         assert taken is not None, "it was reported idle"
         lending.report(self._number, taken)

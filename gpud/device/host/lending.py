@@ -17,15 +17,22 @@ Properties:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from gpud.device.host.messages import LaneIdle, LaneWoke, TakeBackPlan
 from gpud.device.host.running_job import RunningJob
 
-__all__ = ["Lending"]
+__all__ = ["Lending", "PlannedLane"]
 
 Steps = tuple[tuple[int, int], ...]
+
+
+class PlannedLane(Protocol):
+    """A lane that is told how its share will be taken back."""
+
+    def plan(self, steps: Sequence[tuple[int, Any, int]]) -> None:
+        """Take back so: each job's number, its run, and how many slices it loses."""
 
 
 class Lending:
@@ -42,10 +49,17 @@ class Lending:
         self._lock = threading.Lock()
         self._periods: dict[int, int] = {}  # how often each lane has been idle
         self._plans: dict[int, Steps] = {}  # of those that are idle
+        self._lanes: dict[int, PlannedLane] = {}
 
-    def idle(self, lane: int) -> None:
-        """Report that nothing runs in a lane, nor has come for the hold time."""
+    def idle(self, lane: int, planned: PlannedLane) -> None:
+        """Report that nothing runs in a lane, nor has come for the hold time.
+
+        Args:
+            lane: its number.
+            planned: is told of plans for it.
+        """
         with self._lock:
+            self._lanes[lane] = planned
             period = self._periods[lane] = self._periods.get(lane, 0) + 1
             self._plans[lane] = ()
         self._send(LaneIdle(lane, period))
@@ -55,20 +69,31 @@ class Lending:
         with self._lock:
             if command.job in self._plans and self._periods[command.job] == command.epoch:
                 self._plans[command.job] = command.steps
+                runs = [(number, self._jobs.get(number), n) for number, n in command.steps]
+                self._lanes[command.job].plan(
+                    [(number, running.run, n) for number, running, n in runs if running]
+                )
 
-    def take_back(self, lane: int) -> Steps | None:
+    def take_back(self, lane: int, before: Steps | None = None) -> Steps | None:
         """Carry out the plan of a lane that wakes; `report` is to be called soon after.
 
-        Returns what was taken; None if the lane was not idle.
+        Args:
+            lane: its number.
+            before: what the lane has taken by itself; None: nothing is taken yet.
+
+        Returns:
+            What was taken; None if the lane was not idle.
         """
         with self._lock:
             steps = self._plans.pop(lane, None)
         if steps is None:
             return None
+        if before is not None:
+            steps = before
         taken = []
         for number, slices in steps:
             running = self._jobs.get(number)
-            gives = 0 if running is None else running.take(slices)
+            gives = 0 if running is None else running.take(slices, slices if before else 0)
             if gives:
                 taken.append((number, gives))
         return tuple(taken)
@@ -84,3 +109,4 @@ class Lending:
         with self._lock:
             self._plans.pop(lane, None)
             self._periods.pop(lane, None)
+            self._lanes.pop(lane, None)

@@ -93,9 +93,16 @@ class RunningJob:
             self._resizing = False
             self.report(wait=True)  # each resize has its own report
 
-    def take(self, slices: int) -> int:
-        """Take slices from the job for a lane; returns how many it had to give. On any thread."""
+    def take(self, slices: int, before: int = 0) -> int:
+        """Take slices from the job for a lane; returns how many it had to give. On any thread.
+
+        Args:
+            slices: how many.
+            before: so many of them were taken from its run already.
+        """
         with self._sizing:
+            if before:
+                self.run.forget_taken(before)
             gives = 0 if self._ending or self._over else min(slices, self._slices - self._taken)
             if gives <= 0:
                 return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +25,8 @@ class FakeLane:
     def __init__(self, told: list[str]) -> None:
         self.told = told
         self.launches: int | None = 0
+        self.steps: list[tuple[int, Any, int]] = []
+        self.by_itself: tuple[tuple[int, int], ...] | None = None
         self.looks = threading.Semaphore(0)
         self.overdue = threading.Semaphore(0)
         self.lent = threading.Event()
@@ -44,6 +46,12 @@ class FakeLane:
 
     def wait_for_record(self) -> None:
         self.record.wait(TIMEOUT_S)
+
+    def plan(self, steps: Sequence[tuple[int, Any, int]]) -> None:
+        self.steps = list(steps)
+
+    def taken_back(self) -> tuple[tuple[int, int], ...] | None:
+        return self.by_itself
 
     def take_up(self) -> None:
         self.told.append("take up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from gpud.device.host import messages as m
@@ -12,6 +13,16 @@ from gpud.units import JobId
 from tests.unit.host.test_running_job import FakeRun
 
 LANE, OTHER = 100, 101
+
+
+class Told:
+    """A lane that keeps the plans it is told of."""
+
+    def __init__(self) -> None:
+        self.plans: list[list[tuple[int, Any, int]]] = []
+
+    def plan(self, steps: Sequence[tuple[int, Any, int]]) -> None:
+        self.plans.append(list(steps))
 
 
 class Case:
@@ -45,7 +56,7 @@ class Case:
 
 def test_a_wake_takes_what_the_plan_says_and_reports_it() -> None:
     case = Case()
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(1, (7, 3), (8, 1))
     case.wake()
     assert case.sizes() == [1, 1]
@@ -54,7 +65,7 @@ def test_a_wake_takes_what_the_plan_says_and_reports_it() -> None:
 
 def test_the_last_plan_counts() -> None:
     case = Case()
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(1, (7, 3))
     case.plan(1, (8, 2))
     case.wake()
@@ -64,7 +75,7 @@ def test_the_last_plan_counts() -> None:
 def test_a_lane_that_is_not_idle_takes_nothing() -> None:
     case = Case()
     assert case.lending.take_back(LANE) is None
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(1, (7, 3))
     case.wake()
     assert case.lending.take_back(LANE) is None
@@ -74,10 +85,10 @@ def test_a_lane_that_is_not_idle_takes_nothing() -> None:
 def test_a_plan_for_another_idle_period_is_forgotten() -> None:
     case = Case()
     case.plan(1, (7, 3))
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.wake()
     case.plan(1, (7, 3))
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(1, (7, 3))
     case.wake()
     assert case.sizes() == [4, 2]
@@ -86,12 +97,12 @@ def test_a_plan_for_another_idle_period_is_forgotten() -> None:
 
 def test_a_job_gives_what_it_has_and_one_that_has_ended_nothing() -> None:
     case = Case()
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(1, (7, 3), (8, 5))
     case.jobs[7].end()
     case.wake()
     assert case.sent[-1] == m.LaneWoke(LANE, 1, ((8, 2),))
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(2, (8, 1), (9, 1))
     case.wake()
     assert case.sent[-1] == m.LaneWoke(LANE, 2, ())
@@ -100,7 +111,7 @@ def test_a_job_gives_what_it_has_and_one_that_has_ended_nothing() -> None:
 def test_what_two_lanes_take_adds_up_until_it_is_booked() -> None:
     case = Case()
     for lane in (LANE, OTHER):
-        case.lending.idle(lane)
+        case.lending.idle(lane, Told())
         case.plan(1, (7, 1), lane=lane)
     case.wake()
     case.wake(OTHER)
@@ -118,7 +129,7 @@ def test_what_two_lanes_take_adds_up_until_it_is_booked() -> None:
 
 def test_a_lane_that_has_ended_is_forgotten() -> None:
     case = Case()
-    case.lending.idle(LANE)
+    case.lending.idle(LANE, Told())
     case.plan(1, (7, 1))
     case.lending.forget(LANE)
     assert case.lending.take_back(LANE) is None
@@ -128,7 +139,7 @@ def test_lanes_that_wake_at_once_take_no_more_than_there_is() -> None:
     case = Case()
     lanes = range(200, 220)
     for lane in lanes:
-        case.lending.idle(lane)
+        case.lending.idle(lane, Told())
         case.plan(1, (7, 1), lane=lane)
     threads = [threading.Thread(target=case.wake, args=(lane,)) for lane in lanes]
     for thread in threads:
@@ -138,3 +149,17 @@ def test_lanes_that_wake_at_once_take_no_more_than_there_is() -> None:
     taken = [event.taken for event in case.sent if isinstance(event, m.LaneWoke)]
     assert sorted(taken, reverse=True) == [((7, 1),)] * 4 + [()] * 16
     assert case.sizes() == [0, 2]
+
+
+def test_a_lane_is_told_its_plan_with_the_runs_and_what_it_takes_by_itself_is_reported() -> None:
+    case, lane = Case(), Told()
+    case.lending.idle(LANE, lane)
+    case.plan(1, (7, 3), (99, 1))  # 99 has ended
+    assert lane.plans == [[(7, case.runs[7], 3)]]
+    case.plan(2, (7, 1))  # for another idle period
+    assert len(lane.plans) == 1
+    case.plan(1, (8, 2))  # too late: the lane has taken back what it was told first
+    taken = case.lending.take_back(LANE, ((7, 3),))
+    assert taken == ((7, 3),)
+    assert case.runs[7].forgotten == [3]
+    assert case.sizes() == [1, 2]

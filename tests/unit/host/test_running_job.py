@@ -29,12 +29,16 @@ class FakeRun:
         self.ways = {"graph": 2}
         self.ended = self.killed = 0
         self.sizes: list[int] = []
+        self.forgotten: list[int] = []
         self.during_resize: Callable[[], None] = lambda: None
 
     def resize(self, slices: int) -> None:
         self.sizes.append(slices)
         self.held = slices
         self.during_resize()
+
+    def forget_taken(self, slices: int) -> None:
+        self.forgotten.append(slices)
 
     def end(self) -> None:
         self.ended += 1

@@ -47,6 +47,8 @@ __all__ = [
     "BlockState",
     "ClaimMode",
     "ExitReason",
+    "Lent",
+    "Standby",
     "launches_at",
 ]
 
@@ -111,14 +113,16 @@ SM, _sm_head = _fields(
     ("gone", "i32"),
     ("spinning", "i32"),
     ("unreported", "i32"),
+    ("begins", "i32"),
     ("inbox_head", "i32"),
     ("inbox_tail", "i32"),
 )
 """``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's thread
 waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported yet.
 ``spinning``: a block here has been still for long (`gpud.device.cpu.sm.stillness`).
-``unreported``: after so many rounds Python is to tell runs that blocks have left. The inbox is a
-ring buffer. ``next_turn_ns``: when a released block may have its next turn beside others;
+``unreported``: after so many rounds Python is to tell runs that blocks have left; ``begins``: for
+so many rounds Python does not hear of them, as a lane's block begins. The inbox is a ring buffer.
+``next_turn_ns``: when a released block may have its next turn beside others;
 ``turn_since_ns``: when the turn of a released block began, 0 if none has one. ``shares``: how many
 runs have blocks here; ``virtual_ns``: the SM's virtual time, see
 `gpud.device.cpu.sm.fair_turns`."""
@@ -158,8 +162,10 @@ SHARE, SHARE_BYTES = _fields(
     ("busy", "i32"),
     ("blocks", "i32"),
     ("throttled", "i32"),
+    ("standby", "i32"),
 )
-"""What a run has of one SM, written by that SM's thread alone and in a cache line of its own.
+"""What a run has of one SM, in a cache line of its own, written by that SM's thread alone except
+for ``standby``, a `Standby`.
 ``blocks``: its persistent blocks there; ``busy``: how many of them are in state `RUNS`.
 ``virtual_ns``: the time that these had, weighted, see `gpud.device.cpu.sm.fair_turns`.
 ``throttled``: whether its last turn was refused because the block is released."""
@@ -195,10 +201,38 @@ LAUNCH = {
 }
 LAUNCH_BYTES: Final = cw.JOB_BYTES + _launch_rest
 
+
+class Standby:
+    """Whether a lane's block may begin that stays on its SM while the lane lends its share."""
+
+    NO = 0
+    """It is one like all others."""
+    WAITS = 1
+    """It has no room, or none that is known."""
+    READY = 2
+    """It has room once the take-back plan was carried out, and blocks have left because of it."""
+
+
+class Lent:
+    """What becomes of a lane's share. Python and native code change it, by exchanges."""
+
+    NO = 0
+    """The lane has it."""
+    OPEN = 1
+    """It is lent, and Python takes it back: there is no plan, or it is just being changed."""
+    PLANNED = 2
+    """It is lent, and whoever sees a record takes it back: ``rows`` has the plan."""
+    TAKING = 3
+    """Somebody carries the plan out."""
+    TAKEN = 4
+    """The plan was carried out, and Python has not taken up the lane yet."""
+
+
 LANE, _lane_head = _fields(
     ("ring", "ptr"),
     ("sites", "ptr"),
     ("sms", "ptr"),
+    ("rows", "ptr"),
     ("accepted_ns", "i64"),
     ("job_ns", "i64"),
     ("tail", "i32"),
@@ -220,6 +254,8 @@ LANE, _lane_head = _fields(
     ("slices", "i32"),
     ("site", "i32"),
     ("woken", "i32"),
+    ("lent", "i32"),
+    ("row_count", "i32"),
 )
 """``ring``: the memory shared with the client, see `gpud.wire.lane_ring`; ``sites``: a `LAUNCH` for
 each of ``site_count`` launch sites, complete but for the grid; ``sms``: the addresses of all
@@ -232,7 +268,8 @@ and ``wrong`` what was read. ``printed``: the present launch has output, so Pyth
 ``skipped``: whether the last one that was read did not. ``broken``: a launch of the present job was
 not done, so that its others do not begin. ``job_ns``: when that job's first launch was accepted;
 ``limit_ms``: how long it may run, 0 without a limit. ``slices``: that the lane has.
-``woken``: the value of the ring's ``wanted`` for which the client was woken last."""
+``woken``: the value of the ring's ``wanted`` for which the client was woken last. ``lent``: a
+`Lent`; ``rows``: addresses of the ``row_count`` blocks that leave when the share is taken back."""
 
 LANE_COPY: Final = _lane_head
 """Offset of the copy of the slot that is being checked."""

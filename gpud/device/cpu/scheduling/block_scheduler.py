@@ -35,6 +35,7 @@ from operator import attrgetter
 
 from gpud.device.cpu.abi.records import MAX_SLOTS
 from gpud.device.cpu.occupancy import SM_CAPACITY
+from gpud.device.cpu.scheduling.lane_take_back import TakeBack, arm
 from gpud.device.cpu.scheduling.persistent_block import BlockPool
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
@@ -53,6 +54,7 @@ class BlockScheduler:
         lock: guards all state here and in the runs.
         closed: whether the device is closed.
         sms: the SMs.
+        take_backs: of the lanes that lend their shares.
     """
 
     def __init__(self, sms: int) -> None:
@@ -61,6 +63,7 @@ class BlockScheduler:
         self._waiting: list[CPURun] = []
         self._over: deque[CPURun] = deque()
         self._pool = BlockPool()
+        self.take_backs: list[TakeBack] = []
         self._owners: dict[VirtualSM, object] = {}
         self.sms = [VirtualSM(index, self._left, self._spinning) for index in range(sms)]
 
@@ -80,11 +83,25 @@ class BlockScheduler:
         if self.closed:
             raise RuntimeError("the device is closed")
 
+    def settle(self) -> None:
+        """Take note of what lanes have taken back; `update` follows.
+
+        To be called before anything of runs and their blocks changes: until `update`, no lane takes
+        anything back.
+        """
+        for one in self.take_backs:
+            one.disarm()
+
     def update(self, runs: Collection[CPURun]) -> None:
         """Place missing blocks after these runs changed, and find those that are over.
 
         The caller then calls `notify_over`, without the lock.
         """
+        self._update(runs)
+        if self.take_backs:
+            arm(self, self.take_backs)
+
+    def _update(self, runs: Collection[CPURun]) -> None:
         waiting = self._waiting
         for run in runs:
             if run.check_finished():
@@ -116,6 +133,7 @@ class BlockScheduler:
                 f"{count} SMs cannot be one job's alone: {len(free)} of {len(self.sms)} "
                 "are no other job's alone"
             )
+        self.settle()
         chosen = sorted(free, key=_used)[:count]
         self._owners |= dict.fromkeys(chosen, owner)
         numbers = {sm.index for sm in chosen}
@@ -123,18 +141,20 @@ class BlockScheduler:
         for other in occupants:
             if isinstance(other, CPURun):
                 other.leave(numbers)
+        self.update(())
 
     def release_partition(self, owner: object) -> None:
         """End the partition of a lane. Without the lock."""
         with self.lock:
+            self.settle()
             self._release_partition(owner)
-            self._place_waiting()
+            self.update(())
         self.notify_over()
 
     def _release_partition(self, owner: object) -> None:
         self._owners = {sm: one for sm, one in self._owners.items() if one is not owner}
 
-    def _may_use(self, sm: VirtualSM, run: CPURun) -> bool:
+    def may_use(self, sm: VirtualSM, run: CPURun) -> bool:
         """Return whether a run may have blocks on an SM."""
         owner = self._owners.get(sm)
         if run.exclusive:
@@ -152,7 +172,7 @@ class BlockScheduler:
                 continue
             if self._place(run):
                 self._waiting.remove(run)
-            elif any(self._may_use(sm, run) for sm in self.sms):
+            elif any(self.may_use(sm, run) for sm in self.sms):
                 waits[run.exclusive > 0] = True
 
     def notify_over(self) -> None:
@@ -178,7 +198,7 @@ class BlockScheduler:
                 return True
         room = {}
         for sm in self.sms:
-            if some and not self._may_use(sm, run):
+            if some and not self.may_use(sm, run):
                 continue
             fit = min((SM_CAPACITY - sm.used) // cost, MAX_SLOTS - sm.blocks)
             if fit > 0:
@@ -207,12 +227,18 @@ class BlockScheduler:
             self._add(run, sm, index)
         return True
 
-    def _add(self, run: CPURun, sm: VirtualSM, index: int) -> None:
+    def add_on_standby(self, run: CPURun, sm: VirtualSM, index: int) -> None:
+        """Add a block of a lane's run to an SM without taking room there."""
+        self._add(run, sm, index, counted=False)
+
+    def _add(self, run: CPURun, sm: VirtualSM, index: int, *, counted: bool = True) -> None:
         """Add a block of a run to an SM."""
         block = self._pool.acquire(run.layout.block_bytes, run.layout.owner)
-        sm.used += run.cost
+        block.counted = counted
         sm.blocks += 1
-        sm.urgent |= run.priority > 0
+        if counted:
+            sm.used += run.cost
+            sm.urgent |= run.priority > 0
         run.block_added(block, sm, index)
         sm.add(block.address, run.address, index)
 
@@ -221,7 +247,7 @@ class BlockScheduler:
 
         That SM then exceeds its capacity; None if there is not enough.
         """
-        sms = [sm for sm in self.sms if self._may_use(sm, run)]
+        sms = [sm for sm in self.sms if self.may_use(sm, run)]
         if sum(sm.used for sm in sms) + run.cost > len(sms) * SM_CAPACITY:
             return None
         return min((sm for sm in sms if sm.blocks < MAX_SLOTS), key=_used, default=None)
@@ -234,12 +260,14 @@ class BlockScheduler:
         Where an urgent run's block takes their place, it begins before the others are told.
         """
         with self.lock:
+            self.settle()
             runs: dict[CPURun, None] = sm.take_untold()
             for address in addresses:
                 block = self._pool.by_address[address]
                 run = block.run
                 assert isinstance(run, CPURun)
-                sm.used -= run.cost
+                if block.counted:
+                    sm.used -= run.cost
                 sm.blocks -= 1
                 run.block_left(block)
                 self._pool.release(block)
@@ -264,6 +292,7 @@ class BlockScheduler:
     def _spinning(self, sm: VirtualSM) -> None:
         """End runs that spin in vain; a block on ``sm`` does. On the SM's thread."""
         with self.lock:
+            self.settle()
             blocks = self._pool.by_address.values()
             runs = dict.fromkeys(block.run for block in blocks if block.run is not None)
             for run in runs:
@@ -272,6 +301,7 @@ class BlockScheduler:
                 alone = sum(one.layout.owner is run.layout.owner for one in runs) == 1
                 if alone and sm in run.blocks_by_sm:
                     run.fail_if_it_spins()
+            self.update(())
         self.notify_over()
 
 

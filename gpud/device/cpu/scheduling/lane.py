@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from gpud.device.cpu.abi.records import NONE
 from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
+from gpud.device.cpu.scheduling.lane_lending import LaneLending
 from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites
+from gpud.device.cpu.scheduling.lane_take_back import Step
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
 from gpud.device.lane_reports import EndedLaunch, LaneObserver, ring_error
-from gpud.device.record_wait import RecordWait, wake_shared
+from gpud.device.record_wait import wake_shared
 from gpud.errors import AdmissionError, GpudError, InvalidArgument, JobTimeout, LimitExceeded
 from gpud.wire import lane_ring as ring
 
 __all__ = ["CPULane"]
-
-_LOOK_S = 0.0002  # much less than a hold
 
 
 class CPULane:
@@ -77,8 +77,7 @@ class CPULane:
         self._run: LaneRun | None = None
         self._layout: LaneLayout | None = None
         self._ending = self._over = False
-        self._lent = False
-        self._wait = RecordWait()
+        self._lending = LaneLending(scheduler, self._lane)
         self._skips: set[int] = set()  # launches that are not to begin
         self._overdue: int | None = None  # a launch that was ended because of its timeout
         self.slices = 0
@@ -93,8 +92,10 @@ class CPULane:
         """Set the number of slices; returns at once."""
         with self._scheduler.lock:
             self.slices = self._lane["slices"] = slices
-            run = None if self._lent else self._run
-        if run is not None:
+            run, lent = self._run, self._lending.lent
+        if lent:
+            self._lending.resize(run, slices)
+        elif run is not None:
             run.resize(slices)
 
     @property
@@ -252,36 +253,35 @@ class CPULane:
     def lend(self) -> None:
         """Give up all blocks, and keep the slices; returns when no block is left."""
         with self._scheduler.lock:
-            self._lent = True
-            run = self._run
-        if run is not None:
-            run.resize(0)
-        while self._has_blocks():
-            time.sleep(_LOOK_S)
+            run, slices = self._run, self.slices
+        self._lending.begin(run, slices)
 
-    def _has_blocks(self) -> bool:
-        with self._scheduler.lock:
-            return self._run is not None and self._run.present > 0 and not self._ending
+    def plan(self, steps: Sequence[Step] | None) -> None:
+        """Have the share taken back in this way, when a record comes; None: not by itself."""
+        self._lending.plan(steps)
 
     def wait_for_record(self) -> None:
-        """Sleep until a record is there, or `interrupt` was called; on a lane that lends."""
-        # No block is there that would count itself in or out at the same time.
-        self._set(ring.LISTENING, 1)
-        while not (self._wait.interrupted or self._ending or self._has_work()):
-            self._wait.sleep(self._ring.address + ring.HEAD, self._lane["tail"])
-        self._set(ring.LISTENING, 0)
+        """Sleep until a record is there, or `interrupt` was called; on a lane that lends.
+
+        The share is taken back then, if there is a plan.
+        """
+        self._lending.wait()
+
+    def taken_back(self) -> tuple[tuple[int, int], ...] | None:
+        """Return what `wait_for_record` has taken back, as jobs' numbers and slices."""
+        return self._lending.taken()
 
     def take_up(self) -> None:
         """Have blocks again, as many as its slices are for."""
         with self._scheduler.lock:
-            self._lent = False
+            self._lending.end()
             run, slices = self._run, self.slices
         if run is not None:
             run.resize(slices)
 
     def interrupt(self) -> None:
         """End `wait_for_record`, now or the next time; the lane has ended."""
-        self._wait.interrupt()
+        self._lending.interrupt()
 
     def _arm(self) -> None:
         """Have native code stop at the next launch that is not to begin; with the lock."""
@@ -316,7 +316,8 @@ class CPULane:
                 self._exclusive,
                 self,
             )
-            slices = 0 if self._lent else self.slices
+            slices = 0 if self._lending.lent else self.slices
+            self._lending.has(run, self.slices)
         run.resize(slices)
         for number, tell in added:
             tell(number)
@@ -327,6 +328,7 @@ class CPULane:
             run, lane = self._run, self._lane
             assert run is not None
             self._run = None
+            self._lending.has(None, self.slices)
             open_ = lane["current"] != NONE
             ended = open_ or lane["unreported"]
         if ended:
@@ -365,6 +367,7 @@ class CPULane:
             if self._over:
                 return
             self._over = True
+        self._lending.close()
         if self._exclusive:
             self._scheduler.release_partition(self)
         self._set(ring.ENDED, 1)

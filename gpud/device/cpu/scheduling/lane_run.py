@@ -21,6 +21,9 @@ from gpud.device.cpu.abi.records import (
     LAUNCH_BYTES,
     NONE,
     RUN,
+    RUN_BYTES,
+    SHARE,
+    SHARE_BYTES,
     launches_at,
 )
 from gpud.device.cpu.occupancy import DeviceLimits
@@ -43,6 +46,7 @@ _LAUNCH_WORDS = LAUNCH_BYTES // 4
 _FIRST = RUN["first_ns"][0] // 4
 _LANE, _STOP = RUN["lane"][0] // 4, RUN["stop"][0] // 4
 _LAUNCH = word_of("launch")
+_SLICES, _STANDBY = RUN["slices"][0] // 4, SHARE["standby"][0] // 4
 
 
 class LaneRecord:
@@ -50,6 +54,7 @@ class LaneRecord:
 
     Attributes:
         address: of the record.
+        sms: of the device.
     """
 
     def __init__(self, ring: int, sms: Sequence[VirtualSM], sites: int) -> None:
@@ -58,6 +63,7 @@ class LaneRecord:
         self.address: int = self._memory.ctypes.data + skip
         view = self._memory.data[skip : skip + LANE_BYTES]
         self._words, self._longs = view.cast("I"), view.cast("Q")
+        self.sms = tuple(sms)
         self._sms = np.array([sm.address for sm in sms], np.uint64)
         self._longs[LANE["ring"][0] // 8] = ring
         self._longs[LANE["sites"][0] // 8] = sites
@@ -74,6 +80,10 @@ class LaneRecord:
     def long(self, name: str) -> int:
         """Return a field of 64 bits."""
         return self._longs[LANE[name][0] // 8]
+
+    def set_long(self, name: str, value: int) -> None:
+        """Set a field of 64 bits."""
+        self._longs[LANE[name][0] // 8] = value
 
 
 class Site(NamedTuple):
@@ -233,9 +243,20 @@ class LaneRun(CPURun):
             return 0
         return max(0, self._allotted - len(self.kept) - len(self._moving))
 
+    releasable = False  # but by Python
+
+    def let_stand_by(self, slices: int) -> None:
+        """Have native code begin blocks on standby as if it had so many slices."""
+        self._words[_SLICES] = slices
+
+    def stand_by(self, sm: VirtualSM, standby: int) -> None:
+        """Say whether its blocks on an SM are on standby, as a `Standby`."""
+        self._words[(RUN_BYTES + SHARE_BYTES * sm.index) // 4 + _STANDBY] = standby
+
     def retire(self) -> None:
         """Have its blocks leave once the present launch is over; the run is over then."""
         with self._scheduler.lock:
+            self._scheduler.settle()
             if not self.over:  # else the lane has another run
                 self.lane["retire"] = 1
                 self._wake()
@@ -245,6 +266,7 @@ class LaneRun(CPURun):
     def end(self) -> None:
         """Release all blocks; see `CPURun.end`."""
         with self._scheduler.lock:
+            self._scheduler.settle()
             if not self.over:
                 self.lane["retire"] = 1
         super().end()

@@ -53,12 +53,13 @@ class PersistentBlock:
         run: the run that has it now.
         sm: the SM that has it now.
         index: its number in the run, `NONE` once it is released.
+        counted: whether it takes room on its SM; not while it is on standby.
         owner: the owner of the data in its memory, see
             `gpud.device.cpu.scheduling.layout.SequenceLayout.owner`.
         size: bytes from `address` on.
     """
 
-    __slots__ = ("_memory", "address", "index", "owner", "run", "size", "sm", "words")
+    __slots__ = ("_memory", "address", "counted", "index", "owner", "run", "size", "sm", "words")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -71,6 +72,7 @@ class PersistentBlock:
         self.run: Occupant | None = None
         self.sm: VirtualSM | None = None
         self.index = 0
+        self.counted = True
         self.owner: object = None
         printf.register(self.address, self)
 

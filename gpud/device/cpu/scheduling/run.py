@@ -73,6 +73,9 @@ class RunScheduler(Protocol):
     def check_open(self) -> None:
         """Raise RuntimeError once the device is closed."""
 
+    def settle(self) -> None:
+        """Take note of what lanes have taken back, before anything changes."""
+
     def update(self, runs: Collection[CPURun]) -> None:
         """Place missing blocks after these runs changed, and find those that are over."""
 
@@ -109,6 +112,8 @@ class CPURun:
         cleared: indices of SMs where it must have no blocks.
         ways: nothing; see `gpud.device.interface.Run`.
         owner: who has its partition, if others share it; None: itself.
+        taken: slices that lanes have taken back, and the job's owner has not heard of: they stay
+            away from all that it is resized to.
     """
 
     ways: Mapping[str, int] = MappingProxyType({})
@@ -118,7 +123,7 @@ class CPURun:
         "_moving", "_records", "_released", "_released_ns", "_scheduler", "_words", "address",
         "blocks_by_sm", "cleared", "cost", "error", "exclusive", "kept", "layout", "number",
         "on_left", "on_over", "over", "owner", "present", "printed", "priority", "release_ns",
-        "sequence", "slices",
+        "sequence", "slices", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -150,6 +155,7 @@ class CPURun:
         self.cost = SM_CAPACITY // layout.max_occupancy
         self.exclusive = exclusive
         self.owner: object = None
+        self.taken = 0
         self.cleared: frozenset[int] = _NOWHERE
         self._ended = False
         self._final = (0, 0, layout.total)
@@ -174,9 +180,10 @@ class CPURun:
             RuntimeError: the device is closed.
         """
         with self._scheduler.lock:
+            self._scheduler.settle()
             if not self.over and not self._ended:
                 self._scheduler.check_open()
-                self._resize(slices)
+                self._resize(max(0, slices - self.taken))
             self._scheduler.update([self])
         self._scheduler.notify_over()
 
@@ -189,6 +196,7 @@ class CPURun:
             ValueError: there is no such SM.
         """
         with self._scheduler.lock:
+            self._scheduler.settle()
             if not all(0 <= number < len(self._scheduler.sms) for number in sms):
                 raise ValueError(
                     f"there are SMs 0 to {len(self._scheduler.sms) - 1}, not {sorted(sms)}"
@@ -202,6 +210,7 @@ class CPURun:
     def end(self) -> None:
         """Release all blocks and start none; the run is over when the last block has left."""
         with self._scheduler.lock:
+            self._scheduler.settle()
             self._ended = True
             if not self.over:
                 self._stop()
@@ -308,20 +317,53 @@ class CPURun:
             self._began_ns = time.monotonic_ns()
         layout = self.layout
         self.slices = slices
-        blocks = 0
-        if slices:
-            blocks = max(slices * layout.max_occupancy // layout.occupancy, layout.fixed)
-        elif self._is_fixed():
-            # A launch in form whole runs to its end; its blocks leave by themselves after it.
-            blocks = layout.fixed
         self._words[_SLICES] = slices
-        self._allotted = min(blocks, layout.largest[0])
+        self._allotted = self.blocks_of(slices)
         if len(self.kept) > self._allotted:
             self._release(len(self.kept) - self._allotted)
         elif self._released and len(self.kept) < self._allotted:
             self._keep_released()
         if layout.max_occupancy != layout.occupancy:
             self._set_limits()
+
+    def blocks_of(self, slices: int) -> int:
+        """Return how many blocks it has with so many slices."""
+        layout, blocks = self.layout, 0
+        if slices:
+            blocks = max(slices * layout.max_occupancy // layout.occupancy, layout.fixed)
+        elif self._is_fixed():
+            # A launch in form whole runs to its end; its blocks leave by themselves after it.
+            blocks = layout.fixed
+        return min(blocks, layout.largest[0])
+
+    def leaving_with(self, slices: int) -> list[PersistentBlock]:
+        """Return the blocks that a resize to so many slices would release, in order."""
+        count = len(self.kept) - self.blocks_of(slices)
+        return self._in_order()[:count] if count > 0 and not self._words[_STOP] else []
+
+    @property
+    def releasable(self) -> bool:
+        """Whether native code may release its blocks: no launch needs all of them."""
+        return not self.layout.fixed
+
+    def note_taken(self, blocks: Collection[PersistentBlock], slices: int) -> None:
+        """Take note that native code has released blocks, because a lane took slices back."""
+        self.taken += slices
+        if not self._released:
+            self._released_ns = time.monotonic_ns()
+        for block in blocks:
+            if self.kept.get(block.index) is block:
+                del self.kept[block.index]
+                self._released[block.address] = block
+                block.index = NONE
+        if not self.over and not self._ended:
+            self._resize(max(0, self.slices - slices))
+            self._renumber()
+
+    def forget_taken(self, slices: int) -> None:
+        """Let a lane's slices no longer stay away: the job's owner has heard of them."""
+        with self._scheduler.lock:
+            self.taken -= slices
 
     def _is_fixed(self) -> bool:
         """Return whether a launch in form whole has begun."""
@@ -337,6 +379,18 @@ class CPURun:
         """Release ``count`` blocks, first those on the SMs where the run has fewest."""
         if not self._released:
             self._released_ns = time.monotonic_ns()
+        self._release_blocks(self._in_order()[:count])
+        self._renumber()
+
+    def _renumber(self) -> None:
+        """Give kept blocks the lowest indices: the launches rely on that."""
+        free = iter([i for i in range(self._allotted) if i not in self.kept])
+        for index in [i for i in self.kept if i >= self._allotted]:
+            block = self.kept.pop(index)
+            self._give_index(block, next(free))
+
+    def _in_order(self) -> list[PersistentBlock]:
+        """Return the kept blocks in the order in which they are to be released."""
         blocks_by_sm: dict[VirtualSM, int] = {}
         for block in self.kept.values():
             assert block.sm is not None
@@ -352,12 +406,7 @@ class CPURun:
                 -block.index,
             )
 
-        self._release_blocks(sorted(self.kept.values(), key=order)[:count])
-        # Kept blocks must have the lowest indices: the launches rely on that.
-        free = iter([i for i in range(self._allotted) if i not in self.kept])
-        for index in [i for i in self.kept if i >= self._allotted]:
-            block = self.kept.pop(index)
-            self._give_index(block, next(free))
+        return sorted(self.kept.values(), key=order)
 
     def leave(self, sms: Collection[int]) -> None:
         """Release the blocks on these SMs; others replace them elsewhere as there is room."""
@@ -379,6 +428,11 @@ class CPURun:
             # The SM loop relies on this order.
             block.words[_INDEX] = NONE
             block.words[STAYS] = 0
+
+    def vacate(self, block: PersistentBlock) -> None:
+        """Release a block; another one replaces it where there is room, once it has left."""
+        self._release_blocks([block])
+        self._moving.add(block.address)
 
     def _keep_released(self) -> None:
         """Keep released blocks again that have not left yet, except moving ones."""

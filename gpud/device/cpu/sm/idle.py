@@ -9,7 +9,7 @@ SM's thread sleeps.
 Properties:
 * without a persistent block the OS thread sleeps;
 * with only polling blocks it yields the CPU every round, and after a while naps for an eighth of
-  the time that it has waited.
+  the time that it has waited, unless a lane gets a record (`gpud.device.cpu.sm.lane_sleep`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def back_off(e: Emitter, sm: Record, idle: str) -> None:
     e.place(long)
     part = e.value(f"udiv i64 {waited}, {_NAP_PART}")
     little = compare(e, "ult", "i64", part, _NAP_NS)
-    nap(e, sm, e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}"))
+    limit = e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}")
+    e.do(f"call void @wait_for_records(ptr {sm.pointer}, i64 {limit})")
     e.jump(over)
     e.place(over)
 

@@ -48,6 +48,7 @@ from gpud.device.cpu.abi.records import (
 )
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.lane_records import copy, define_accept, lane_of, slot_address, wide
+from gpud.device.cpu.sm.lane_take_back import begin_on_standby
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, is_active, leave_if_released
 from gpud.device.futex import FUTEX_WAKE, futex
 from gpud.device.lane_reports import RingError
@@ -224,6 +225,8 @@ def _define_next_lane_block(ir: IRModule) -> None:
     with e.loop() as (again, _):
         park, leave = e.label("park"), e.label("leave")
         leave_if_released(e, block_record, run, leave)
+        with e.when(compare(e, "ne", "i32", share_of(e, block_record).load("standby"), 0)):
+            begin_on_standby(e, block_record, lane, self_, park, leave)
         none, some = e.label("none"), e.label("some")
         current = lane.load("current", "acquire")
         e.branch(compare(e, "eq", "i32", current, NONE), none, some)

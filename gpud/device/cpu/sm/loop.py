@@ -74,7 +74,8 @@ from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
 from gpud.device.cpu.sm.lane_launches import define_lane_launches
-from gpud.device.cpu.sm.lane_sleep import wait_for_records
+from gpud.device.cpu.sm.lane_sleep import define_wait_for_records
+from gpud.device.cpu.sm.lane_take_back import define_take_back
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, define_next_block
 from gpud.device.cpu.sm.stillness import define_watch
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
@@ -96,6 +97,10 @@ class NativeLoop(NamedTuple):
         add: ``(sm, block, run, index)``: adds a persistent block to an SM. Quick, keeps the GIL.
         wake: ``(sm)``: sets the SM's doorbell.
         report: ``(lane, began_ns, number, status)``: writes the completion of a lane's launch.
+        wait: ``(lane, bell)``: sleeps until a lane that lends has a record, and takes its share
+            back if there is a plan; or until the bell's word is not 0. Without the GIL.
+        change: ``(lane, from, to) -> lent``: changes ``LANE.lent`` if it is ``from``, and returns
+            what it was; not while a plan is carried out.
         code: the code, which must live as long as the functions are used.
     """
 
@@ -103,6 +108,8 @@ class NativeLoop(NamedTuple):
     add: Any
     wake: Any
     report: Any
+    wait: Any
+    change: Any
     code: jit.NativeCode
 
 
@@ -115,6 +122,8 @@ def native_loop() -> NativeLoop:
     ir.declare("declare i64 @syscall(i64, ...)")
     ir.metadata("!0", "!0 = !{}")
     define_next_block(ir)
+    define_take_back(ir)
+    define_wait_for_records(ir)
     define_lane_launches(ir)
     define_may_run_released(ir)
     define_is_ahead(ir)
@@ -123,18 +132,19 @@ def native_loop() -> NativeLoop:
     _define_loop(ir)
     define_wake(ir)
     _define_add(ir)
-    code = jit.assemble(ir.text(), ("sm_loop", "sm_add", "sm_wake", "lane_report"))
-    address = ctypes.c_void_p
+    names = "sm_loop", "sm_add", "sm_wake", "lane_report", "lane_wait", "lane_change"
+    code = jit.assemble(ir.text(), names)
+    address, word = ctypes.c_void_p, ctypes.c_uint32
     return NativeLoop(
         code.function("sm_loop", ctypes.CFUNCTYPE(ctypes.c_int32, address)),
-        code.function(
-            "sm_add", ctypes.PYFUNCTYPE(None, address, address, address, ctypes.c_uint32)
-        ),
+        code.function("sm_add", ctypes.PYFUNCTYPE(None, address, address, address, word)),
         code.function("sm_wake", ctypes.PYFUNCTYPE(None, address)),
         code.function(
             "lane_report",
-            ctypes.PYFUNCTYPE(None, address, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32),
+            ctypes.PYFUNCTYPE(None, address, ctypes.c_uint64, word, word),
         ),
+        code.function("lane_wait", ctypes.CFUNCTYPE(None, address, address)),
+        code.function("lane_change", ctypes.PYFUNCTYPE(word, address, word, word)),
         code,
     )
 
@@ -169,7 +179,9 @@ def _define_loop(ir: IRModule) -> None:
         e.place(start)
         # Blocks that have left are reported at the end of the round: let no block delay that.
         check, released = e.label("check"), e.label("released")
-        e.branch(compare(e, "eq", "i32", sm.load("gone"), 0), check, again)
+        told = compare(e, "eq", "i32", sm.load("gone"), 0)
+        begins = compare(e, "ne", "i32", sm.load("begins"), 0)
+        e.branch(e.value(f"or i1 {told}, {begins}"), check, again)
         e.place(check)
         block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
         with e.when(compare(e, "ne", "i32", run_of(e, block_record).load("kill", "monotonic"), 0)):
@@ -226,8 +238,18 @@ def _drain_inbox(e: Emitter, sm: Record) -> None:
 
 def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, parked: str) -> None:
     """Every block has had its turn."""
+    begins = sm.load("begins")
+    some = compare(e, "ne", "i32", begins, 0)
+    less = e.value(f"sub i32 {begins}, 1")
+    sm.store("begins", e.value(f"select i1 {some}, i32 {less}, i32 0"))
     with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
-        e.end(f"ret i32 {GONE}")
+        due = e.value(f"call i1 @standby_is_due(ptr {sm.pointer})")
+        begun = compare(e, "ugt", "i32", begins, 1)
+        present = compare(e, "ne", "i32", sm.load("count"), 0)
+        first = e.value(f"and i1 {present}, {e.value(f'or i1 {due}, {begun}')}")
+        with e.when(e.value(f"xor i1 {first}, true")):
+            e.end(f"ret i32 {GONE}")
+        e.do(f"store i1 true, ptr {busy}")  # do not sleep before Python was told
     with e.when(compare(e, "ne", "i32", sm.load("unreported"), 0)):
         rounds = e.value(f"sub i32 {sm.load('unreported')}, 1")
         sm.store("unreported", rounds)
@@ -254,7 +276,7 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, parked: st
     count = e.value(f"load i32, ptr {parked}")
     e.branch(compare(e, "eq", "i32", count, sm.load("count")), waits, polls)
     e.place(waits)
-    wait_for_records(e, sm)
+    e.do(f"call void @wait_for_records(ptr {sm.pointer}, i64 0)")
     e.jump(worked)
     e.place(polls)
     back_off(e, sm, idle)

@@ -18,7 +18,15 @@ Properties:
 from __future__ import annotations
 
 from gpud.device.cpu.abi.record_access import Record, block_record_of, compare, offset
-from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, NONE, SM, SM_SLOTS
+from gpud.device.cpu.abi.records import (
+    BLOCK,
+    BLOCK_BYTES,
+    NONE,
+    SHARE,
+    SM,
+    SM_SLOTS,
+    Standby,
+)
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["define_may_run_released", "end_throttled_turn"]
@@ -52,7 +60,10 @@ def define_may_run_released(ir: IRModule) -> None:
         block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
         stays = compare(e, "ne", "i32", block_record.load("index", "monotonic"), NONE)
         other = compare(e, "ne", "ptr", block_record.load("run"), own)
-        with e.when(e.value(f"and i1 {stays}, {other}")):
+        # One on standby waits for the released one to leave.
+        share = Record(e, block_record.load("share"), SHARE)
+        begun = compare(e, "eq", "i32", share.load("standby", "monotonic"), Standby.NO)
+        with e.when(e.value(f"and i1 {stays}, {e.value(f'and i1 {other}, {begun}')}")):
             e.do(f"store i1 true, ptr {others}")
     with e.when(e.value(f"xor i1 {e.value(f'load i1, ptr {others}')}, true")):
         e.end("ret i1 true")

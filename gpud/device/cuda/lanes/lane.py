@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from gpud.device.cuda.lanes.lane_work import LaneResources, LaneWork
 from gpud.device.cuda.lanes.launch_groups import LaunchGroups
@@ -216,6 +216,12 @@ class CUDALane(LaneWork):
         while not (self._lending.interrupted or self._ending or self._has_work()):
             self._lending.sleep(self.ring.address + ring.HEAD, self.ring.tail)
         self.ring.listen(listening=False)
+
+    def plan(self, steps: Sequence[tuple[int, Any, int]] | None) -> None:
+        """Leave the plan to the device host, which carries it out when `wait_for_record` ends."""
+
+    def taken_back(self) -> None:
+        """Return nothing: the lane takes nothing back by itself."""
 
     def take_up(self) -> None:
         """Have blocks again, as many as its slices are for."""

@@ -1,10 +1,12 @@
-"""A lane that lends has no blocks, hears of its next launch, and gets its blocks back for it."""
+"""A lane that lends uses no room, hears of its next launch, and gets its blocks back for it."""
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
+from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.host import messages as m
 from gpud.device.host.lane_watch import LaneWatch
 from gpud.device.host.lending import Lending
@@ -20,6 +22,10 @@ HOLD_S = 0.001
 
 def number(value: int) -> bytes:
     return value.to_bytes(4, "little")
+
+
+def nothing() -> None:
+    """Take no notice."""
 
 
 def blocks(lane: LaneDriver) -> int:
@@ -128,3 +134,125 @@ def test_a_watched_lane_lends_and_takes_back_again_and_again() -> None:
         assert not lent.problems
         lent.watch.stop()
         lent.job.end()
+
+
+class Planned:
+    """A lane that has lent all of a device to a job, with the plan to take it back."""
+
+    def __init__(self, lane: LaneDriver, kernel: str = "add", blocks: int = 2**31 - 1) -> None:
+        self.lane = lane
+        device = lane.device
+        entry = lane.module.kernel(kernel)
+        spec = LaunchSpec.of(entry, "persistent", blocks, 1, [lane.pointer(100)])
+        self.slices = device.sms * device.occupancy(entry, (1, 1, 1))
+        lane.site("put")
+        lane.lane.lend()
+        self.over = threading.Event()
+        self.run = device.new_run(device.prepare([spec], None), 0, nothing, self.over.set)
+        self.run.resize(self.slices)
+        lane.lane.plan([(JOB, self.run, self.slices)])
+        self.waits = threading.Thread(target=lane.lane.wait_for_record)
+        self.waits.start()
+        lane.wait(lambda: lane.word(ring.LISTENING))
+
+    def heard(self) -> None:
+        """Wait until the plan was carried out."""
+        self.waits.join(LIMIT_S)
+        assert not self.waits.is_alive()
+
+    def used(self) -> list[int]:
+        return [sm.used for sm in self.lane.device.scheduler.sms]
+
+
+def test_a_launch_in_a_lane_that_lends_runs_before_python_takes_anything_back() -> None:
+    with LaneDriver() as lane:
+        planned = Planned(lane)
+        lane.complete(lane.launch("put", lane.pointer() + number(3)))
+        assert lane.words[0] == 3
+        planned.heard()
+        assert lane.lane.taken_back() == ((JOB, planned.slices),)
+        lane.wait(lambda: not planned.run.held)
+        lane.complete(lane.launch("put", lane.pointer() + number(4)))  # it goes on meanwhile
+        lane.lane.take_up()
+        lane.complete(lane.launch("put", lane.pointer() + number(5), (64, 1, 1)))
+        assert (lane.words[:64] == 5).all()
+        assert max(planned.used()) <= SM_CAPACITY
+        planned.run.end()
+        assert planned.over.wait(LIMIT_S)
+
+
+def test_a_size_that_was_decided_before_the_wake_was_known_gives_nothing_back() -> None:
+    with LaneDriver() as lane:
+        planned = Planned(lane)
+        lane.complete(lane.launch("put", lane.pointer() + number(3)))
+        planned.heard()
+        planned.run.resize(planned.slices)
+        lane.wait(lambda: not planned.run.held)
+        lane.lane.take_up()
+        assert planned.run.held == 0
+        planned.run.forget_taken(planned.slices)
+        planned.run.resize(1)
+        assert planned.run.held == 1
+        planned.run.end()
+
+
+def test_a_lanes_block_does_not_begin_beside_one_that_is_still_to_leave() -> None:
+    with LaneDriver(sms=1) as lane:
+        lane.words[100] = 0
+        planned = Planned(lane, "spin", 1)
+        lane.wait(lambda: planned.run.progress[0])
+        launched = lane.launch("put", lane.pointer() + number(3))
+        planned.heard()
+        time.sleep(0.02)
+        assert lane.word(ring.COMPLETED) == launched  # none more
+        lane.words[100] = 1
+        lane.complete(launched)
+        lane.lane.take_up()
+
+
+def test_a_plan_that_names_a_lane_is_left_to_python() -> None:
+    with LaneDriver() as lane, lane.another(0) as other:
+        lane.site("put")
+        lane.lane.lend()
+        lane.lane.plan([(JOB, other.lane, 1)])
+        launched = lane.launch("put", lane.pointer() + number(3))
+        lane.lane.wait_for_record()
+        assert lane.lane.taken_back() is None
+        lane.lane.take_up()
+        lane.complete(launched)
+
+
+def test_what_a_plan_takes_follows_the_jobs_that_come_and_go() -> None:
+    with LaneDriver() as lane:
+        planned = Planned(lane)
+        planned.run.end()
+        assert planned.over.wait(LIMIT_S)
+        device = lane.device
+        spec = LaunchSpec.of(
+            lane.module.kernel("add"), "persistent", 2**31 - 1, 1, [lane.pointer(9)]
+        )
+        run = device.new_run(device.prepare([spec], None), 1, nothing, nothing)
+        run.resize(planned.slices)  # the plan for it has not come yet
+        launched = lane.launch("put", lane.pointer() + number(3))
+        planned.heard()
+        assert run.held == planned.slices
+        assert lane.word(ring.COMPLETED) == launched  # there is no room for it
+        lane.lane.take_up()
+        run.resize(planned.slices // 2)
+        lane.complete(launched)
+        run.end()
+
+
+def test_an_sm_beside_a_polling_block_listens_to_its_lanes() -> None:
+    with LaneDriver(sms=1, slices=UNIT // 2) as lane:
+        lane.words[100] = 0
+        lane.site("put")
+        spec = LaunchSpec.of(lane.module.kernel("spin"), "persistent", 1, 1, [lane.pointer(100)])
+        over = threading.Event()
+        run = lane.device.new_run(lane.device.prepare([spec], None), 0, nothing, over.set)
+        run.resize(1)
+        lane.wait(lambda: run.progress[0])
+        lane.wait(lambda: lane.word(ring.LISTENING))
+        lane.complete(lane.launch("put", lane.pointer() + number(3)))
+        lane.words[100] = 1
+        assert over.wait(LIMIT_S)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpud.device import record_wait
-from gpud.device.cpu.sm import lane_sleep
+from gpud.device.cpu.sm import lane_sleep, lane_take_back
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.futex import sleeps_on_several
 from gpud.wire import lane_ring as ring
@@ -18,7 +17,7 @@ from tests.unit.cpu.scheduling.lane_driver import LaneDriver
 
 @pytest.fixture(autouse=True)
 def old_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (lane_sleep, record_wait):
+    for module in (lane_sleep, lane_take_back):
         monkeypatch.setattr(module, "sleeps_on_several", lambda: False)
     native_loop.cache_clear()
     yield
