@@ -16,7 +16,7 @@ kernel of one block whose arguments differ from job to job:
 
 ``--stages`` measures the processor time of the functions in `bench.harness.stages` instead, with
 round trips. ``--before`` runs a daemon and a client of each of two trees at once, with this Python,
-and gives each 200 jobs in turns: other programs then slow both down alike, and the median of the
+and gives each 20 jobs in turns: other programs then slow both down alike, and the median of the
 ratios of neighbours says what a change has brought.
 
 Prints the figures and the ``--functions`` most called functions of each process, and writes
@@ -353,7 +353,7 @@ def main() -> int:
                 print(f"  {stage:<26}{number:>7.1f}{us:>8.1f}")
         return 0
     if options.before is not None:
-        compare(options.before, options.device, 10 if options.short else 60)
+        compare(options.before, options.device, 60 if options.short else 400)
         return 0
     before = load()
     calls = measure_calls(options.device)

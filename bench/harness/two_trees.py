@@ -1,13 +1,16 @@
-"""Compares the processor time of a job in two trees, in turns of a fraction of a second.
+"""Compares the processor time of a job in two trees, in turns of some hundredths of a second.
 
-Each tree has a daemon and a client of its own, which run at the same time; they are given jobs in
-turns, so that other programs slow both down alike.
+Each tree has a daemon and a client of its own, which run at the same time; they are given a few
+jobs in turns, so that other programs slow both down alike. Which is first is left to chance: in a
+fixed order the one that is asked twice in a row finds its caches warm. With turns of 200 jobs two
+equal trees differed by up to 0.4 beside other programs; with these, by 0.02.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +20,7 @@ __all__ = ["compare"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _SIDES = ("client", "front", "device host")
-_JOBS = 200
+_JOBS = 20
 _TURNS = """
 import json, sys
 sys.path[:0] = [{tree!r}, {tree!r} + "/client"]
@@ -55,29 +58,23 @@ def compare(before: Path, device: str, pairs: int) -> None:
             )  # fmt: skip
             if _say(running[name], None) != "ready":
                 raise RuntimeError(f"the client in {tree} did not begin; what it wrote says why")
-        for turn in range(pairs):
+        for _ in range(pairs):
             for way in ("round trips", "pipelined"):
-                for name in sorted(running, reverse=turn % 2 == 0):
+                for name in random.sample(sorted(running), len(running)):
                     us = json.loads(_say(running[name], way))
                     for side, value in {**us, "all": sum(us.values())}.items():
                         found.setdefault((way, side, name), []).append(value)
     finally:
         for process in running.values():
             process.communicate()  # closes its input: it ends
-    print(f"{'processor time of a job':<24}{'before us':>11}{'after us':>11}{'ratio':>8}", end="")
-    print(f"{'undisturbed: before':>21}{'after us':>11}{'ratio':>8}")
+    print(f"{'processor time of a job':<24}{'before us':>11}{'after us':>11}{'after / before':>16}")
     for way in ("round trips", "pipelined"):
         for side in (*_SIDES, "all"):
             one, other = found[way, side, "before"], found[way, side, "after"]
             ratio = median(b / a for a, b in zip(one, other, strict=True))
-            print(f"{way + ', ' + side:<24}{median(one):>11.0f}{median(other):>11.0f}", end="")
-            low, other_low = _undisturbed(one), _undisturbed(other)
-            print(f"{ratio:>8.2f}{low:>21.0f}{other_low:>11.0f}{other_low / low:>8.2f}")
-
-
-def _undisturbed(us: list[float]) -> float:
-    """Return the tenth percentile: other programs that share the caches only add."""
-    return sorted(us)[len(us) // 10]
+            print(
+                f"{way + ', ' + side:<24}{median(one):>11.0f}{median(other):>11.0f}{ratio:>16.2f}"
+            )
 
 
 def _say(process: subprocess.Popen[str], line: str | None) -> str:

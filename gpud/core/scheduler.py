@@ -302,6 +302,8 @@ class Scheduler:
         if device.state is not _READY:
             device.resized.clear()
             return
+        if not (device.jobs or device.holds or device.rebalancing):
+            return  # whose job was the last: there is nothing to decide
         planned_ns = device.rebalance_at_ns
         if device.users.changed:
             weigh_users(device)

@@ -55,11 +55,13 @@ class MessageSchema:
         defaults: the defaults of the other fields, in order.
         most_items: the longest array that is unpacked before the fields are checked.
         most_bytes: the most bytes that a valid message has; None if unbounded.
+        checked_build: makes the message or record of valid values for all fields, and raises any
+            error for others.
         numbered: what the first field numbers: ``request``, ``job`` or None.
     """
 
     __slots__ = (
-        "_checked_build", "cls", "code", "count", "defaults", "fields", "least", "most_bytes",
+        "checked_build", "cls", "code", "count", "defaults", "fields", "least", "most_bytes",
         "most_items", "numbered", "sender",
     )  # fmt: skip
 
@@ -71,7 +73,7 @@ class MessageSchema:
         self.defaults = tuple(field.default for field in self.fields if field.has_default)
         self.count = len(self.fields)
         self.least = self.count - len(self.defaults)
-        self._checked_build = _compiled(cls, self.fields)
+        self.checked_build = _compiled(cls, self.fields)
         sizes = [field.type.most_bytes() for field in self.fields]
         bounds = [size for size in sizes if size is not None]
         self.most_bytes = 16 + sum(bounds) if len(bounds) == len(sizes) else None
@@ -93,7 +95,7 @@ class MessageSchema:
                 self._refuse_count(len(values))
             values = [*values, *self.defaults[-missing:]]
         try:
-            return self._checked_build(values)
+            return self.checked_build(values)
         except ProtocolError:
             raise self._explained(values) from None
 

@@ -22,19 +22,21 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgpack
 
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire.field_types import shown
-from gpud.wire.framing import header
+from gpud.wire.framing import HEADER_BYTES, header
 from gpud.wire.message_schema import SPARE_ITEMS, Field, MessageSchema, Sender
 
 __all__ = ["Field", "MessageSchema", "MessageTable", "Sender"]
 
 _T = TypeVar("_T")
 
+_unpackb = msgpack.unpackb
 _Packer = msgpack.Packer  # a new one for each message: it keeps a buffer as large as the largest
 
 _LARGE_BYTES: Final = 1 << 16
@@ -116,7 +118,7 @@ class MessageTable:
         code = self.codes[type(message)]
         try:
             body: bytes = _Packer().pack((code, *message))
-            return header(len(body)) + body
+            return len(body).to_bytes(HEADER_BYTES, "little") + body
         except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
@@ -169,6 +171,17 @@ class MessageTable:
         # The usual encoding: an array header of one byte, then the code in one byte.
         code: Any = body[1] if len(body) > 1 and 0x90 <= body[0] <= 0x9F else -1
         schema = self._read[sender].get(code) or self._find(sender, code)
+        if schema is not None and len(body) <= _LARGE_BYTES:
+            # The usual message in few steps; those that follow find out what is wrong with another.
+            with suppress(Exception):
+                values = _unpackb(
+                    body,
+                    max_array_len=schema.most_items,
+                    max_ext_len=0,
+                    ext_hook=_refuse_extension,
+                )
+                del values[0]
+                return schema.checked_build(values)
         if len(body) > _LARGE_BYTES:
             self._walk(body, schema)
         values = _unpack(body, schema.most_items if schema else self._limit(sender))

@@ -43,7 +43,7 @@ _LOG = logging.getLogger("gpud_client")
 _READ_BYTES = 1 << 18
 _SPACE = (socket.CMSG_SPACE(8 * array("i").itemsize),)
 _FLAGS = (socket.MSG_CMSG_CLOEXEC,)
-_LENT_S = 0.005  # the moment for which reading is lent; each use makes it anew
+_LENT_S = 0.05  # the moment for which reading is lent; each use makes it anew
 _LIMIT_S = 1  # after which a thread that reads looks how late it is
 
 

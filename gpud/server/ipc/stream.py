@@ -322,7 +322,23 @@ class Stream:
         if not size:
             self._end("closed by the peer")
             return
-        self._turn(self._decoder.feed_frames(self._outbox.buffer[:size]))
+        data = self._outbox.buffer[:size]
+        body = self._decoder.only_frame(data)
+        if body is None:
+            self._turn(self._decoder.feed_frames(data))
+            return
+        # The usual case, a turn of one message, in few steps.
+        self._outbox.enter()
+        try:
+            self._on_body(body)
+        finally:
+            self._outbox.flush()
+        if self.ended:
+            return
+        if not self._reading:
+            self._update_reading()
+        if self.unsent_bytes or self._reported_bytes:
+            self._report_buffered()
 
     def _next_turn(self) -> None:
         frames, self._backlog = self._backlog, None

@@ -70,7 +70,7 @@ def test_what_nobody_waits_for_is_read_while_reading_is_lent(
         daemon.finish(number + 1)
         assert called.wait(TIMEOUT_S)
         late.append(time.monotonic() - began_s)
-    assert min(late) < 0.003
+    assert min(late) < 0.03
 
 
 def test_a_second_thread_that_waits_is_woken(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
