@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from gpud.core.memory.allocator import PAGE_BYTES
 from gpud.core.workloads import device as device_module
@@ -42,7 +49,13 @@ FEW = st.integers(1, 15 * PAGE_BYTES)
 
 
 class Workloads(RuleBasedStateMachine):
-    """Clients that open, iterate, grow, overstay and die at any moment."""
+    """Clients that open, iterate, grow, overstay and die at any moment.
+
+    Attributes:
+        done: what has happened so far in all examples, by kind, for `workload_campaign`.
+    """
+
+    done: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +87,28 @@ class Workloads(RuleBasedStateMachine):
         if len(self.simulation.workloads) < 12:
             self.simulation.open(need, weight, device, movable=movable)
 
+    @initialize(needs=st.lists(st.builds(Need, FEW, SMALL, SMALL), min_size=2, max_size=4))
+    def begin(self, needs: list[Need]) -> None:
+        for number, need in enumerate(needs):
+            self.simulation.open(need, 1 + number % 2, number // 2 % 2, movable=number == 1)
+
+    @precondition(lambda self: self._admitted)
+    @rule(data=st.data())
+    def next_step(self, data: st.DataObject) -> None:
+        """Have a workload do what comes next in a loop, and the server what it waits for."""
+        number = self._choose(data, self._admitted)
+        one = self.simulation.workloads[number]
+        if number in self.simulation.clearing:
+            self.simulation.clear(number)
+        elif number in self._moving:
+            self.simulation.move(number)
+        elif one.iterating:
+            self.simulation.end(number)
+        elif one.asks_since is None:
+            self.simulation.ask(number)
+        else:
+            self.simulation.wait(SETTINGS.linger_ns)
+
     @precondition(lambda self: self._idle)
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
@@ -87,6 +122,24 @@ class Workloads(RuleBasedStateMachine):
     @property
     def _leased(self) -> list[int]:
         return [n for n, one in self.simulation.workloads.items() if one.standing]
+
+    @precondition(lambda self: self._admitted)
+    @rule(data=st.data(), size=st.integers(1, 6 * PAGE_BYTES), temporary=st.booleans())
+    def allocate(self, data: st.DataObject, size: int, temporary: bool) -> None:
+        number = self._choose(data, (temporary and self._iterating) or self._admitted)
+        self.simulation.allocate(
+            number, size, temporary=temporary and self.simulation.workloads[number].iterating
+        )
+
+    @precondition(lambda self: self._admitted)
+    @rule(data=st.data(), index=st.integers(0, 20))
+    def free(self, data: st.DataObject, index: int) -> None:
+        self.simulation.free(self._choose(data, self._admitted), index)
+
+    @precondition(lambda self: self._moving or self._iterating)
+    @rule(device=st.integers(0, 1))
+    def lose_host(self, device: int) -> None:
+        self.simulation.lose_host(device)
 
     @precondition(lambda self: self._leased)
     @rule(data=st.data())
@@ -115,7 +168,7 @@ class Workloads(RuleBasedStateMachine):
     def move(self, data: st.DataObject) -> None:
         self.simulation.move(self._choose(data, self._moving))
 
-    @precondition(lambda self: self.simulation.workloads)
+    @precondition(lambda self: len(self.simulation.workloads) > 2)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         self.simulation.close(self._choose(data, list(self.simulation.workloads)))
@@ -135,10 +188,12 @@ class Workloads(RuleBasedStateMachine):
     def fit(self, data: st.DataObject, parts: tuple[float, float, float]) -> None:
         self.simulation.fit(self._choose(data, self._learning), parts)
 
+    @precondition(lambda self: self._admitted)
     @rule(device=st.integers(0, 1), size=st.integers(0, 50 * PAGE_BYTES))
     def change_memory(self, device: int, size: int) -> None:
         self.simulation.change_memory(device, size)
 
+    @precondition(lambda self: self._admitted)
     @rule(device=st.integers(0, 1), on=st.booleans())
     def pause(self, device: int, on: bool) -> None:
         self.simulation.pause(device, on=on)
@@ -153,6 +208,8 @@ class Workloads(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         simulation = self.simulation
+        self.done.update(type(event).__name__ for event, _ in simulation.log)
+        self.done.update(simulation.unseen)
         for number in list(simulation.workloads):
             simulation.close(number)
         for device in range(len(SIZES)):
@@ -208,6 +265,12 @@ def history(seed: int, steps: int = STEPS) -> Simulation:
             simulation.fit(one, (chance.random(), chance.random(), chance.random()))
         elif draw < 0.11:
             simulation.grow(one, size(40))
+        elif draw < 0.17:
+            simulation.allocate(one, 1 + size(6), temporary=known.iterating and draw < 0.15)
+        elif draw < 0.18:
+            simulation.free(one, chance.randrange(20))
+        elif draw < 0.182:
+            simulation.lose_host(chance.randrange(2))
         elif known.standing and draw < 0.6:
             simulation.wait(chance.choice((1, 5, 30, 600)))
             if known.standing:

@@ -6,6 +6,7 @@ what a manager of its own kind would compute is not used.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from gpud.core.memory.allocator import PAGE_BYTES
@@ -13,6 +14,7 @@ from gpud.core.workloads import messages as m
 from gpud.core.workloads.manager import WorkloadManager
 from gpud.core.workloads.turns import TurnSettings
 from gpud.core.workloads.zones import Need, Region
+from tests.property.workload_arrays import Arrays
 
 SETTINGS = TurnSettings(slice_ns=100, linger_ns=10, overstay_ns=400)
 SIZES = (100 * PAGE_BYTES, 60 * PAGE_BYTES)
@@ -46,6 +48,8 @@ class Workload:
         self.away = False
         self.version = 0
         self.written = 0  # bytes of the region that the last iteration wrote
+        self.kept = Arrays(0)
+        self.scratch = Arrays(0)
         self.rank = 0  # the lower, the longer ago its last turn ended
 
     def span(self) -> tuple[int, int] | None:
@@ -76,6 +80,8 @@ class Simulation:
         self.returning: set[int] = set()
         self.memory: list[dict[int, tuple[int, int]]] = [{}, {}]
         self.host: dict[int, list[tuple[int, int] | None]] = {}
+        self.temporary: list[dict[int, int]] = [{}, {}]
+        """By device: who has written each page of temporary memory, counted from its beginning."""
         self.ranks = 0
         self.paused = [False, False]
         self.dirty: dict[int, int | None] = {0: None, 1: None}
@@ -84,6 +90,8 @@ class Simulation:
         self.window = dict.fromkeys(self.dirty, 0)
         self.other = [0, 0]
         self.log: list[tuple[Any, list[Any]]] = []
+        self.unseen: Counter[str] = Counter()
+        """What happened that is no event for the manager."""
 
     # -- what can happen
 
@@ -108,6 +116,7 @@ class Simulation:
 
     def go_on(self, number: int) -> None:
         """Let a workload that has a lease end its iteration and begin the next, unseen."""
+        self.unseen["iteration unseen"] += 1
         one = self.workloads[number]
         check(one.standing and one.iterating, "it is to ask")
         assert one.device is not None
@@ -115,6 +124,37 @@ class Simulation:
         check(number not in self.clearing, "its temporary memory is being cleared")
         self._check_there(one, number)
         self._write(one, number)
+        one.scratch = Arrays(one.temporary)
+
+    def allocate(self, number: int, size: int, *, temporary: bool) -> None:
+        """Make an array, which must be within the memory of its kind, and nobody else's."""
+        self.unseen["allocate"] += 1
+        one = self.workloads[number]
+        if not temporary:
+            one.kept.allocate(size)
+            return
+        check(one.iterating, "temporary memory out of an iteration")
+        at = one.scratch.allocate(size)
+        if at is None:
+            return
+        assert one.device is not None
+        pages = self.temporary[one.device]
+        for page in range(at // PAGE_BYTES, -(-(at + size) // PAGE_BYTES)):
+            check(pages.get(page) in (None, number), "what another one wrote can be read")
+            pages[page] = number
+
+    def free(self, number: int, index: int) -> None:
+        """Free one of a workload's arrays, if there is any."""
+        self.unseen["free"] += 1
+        one = self.workloads[number]
+        (one.kept if one.kept.alive else one.scratch).free(index)
+
+    def lose_host(self, device: int) -> None:
+        """Lose a device's host: moves under way fail, and what they would have moved is ended."""
+        self.unseen["lose the host"] += 1
+        for number in sorted(self.leaving | self.returning):
+            if self.workloads[number].device == device:
+                self.close(number)
 
     def idle(self, number: int) -> None:
         """Report, rightly or not, that a workload with a lease runs nothing."""
@@ -214,6 +254,7 @@ class Simulation:
         device = self.workloads[number].device
         if device is not None and self.dirty[device] == number:
             self.dirty[device] = None
+            self.temporary[device].clear()
 
     # -- what the manager says
 
@@ -238,6 +279,7 @@ class Simulation:
         one.device, one.region, one.temporary = command.device, command.region, command.temporary
         one.away = command.away
         check(one.opened.movable or not one.away, "away although it never moves")
+        one.kept = Arrays(command.region.size)
         self._last(command.workload)
 
     def _on_evict(self, command: m.Evict) -> None:
@@ -317,6 +359,7 @@ class Simulation:
         self.dirty[one.device] = command.workload
         self._check_there(one, command.workload)
         self._write(one, command.workload)
+        one.scratch = Arrays(one.temporary)
         one.asks_since, one.iterating, one.reported = None, True, False
         check(command.standing or self.manager.waiting, "it is to ask, for no reason")
         one.standing, one.granted_ns = command.standing, self.now_ns
@@ -358,6 +401,7 @@ class Simulation:
         check(command.region.offset == need.whole.offset, "not the offset that it needs")
         check(command.temporary == need.whole.temporary, "not the temporary memory it needs")
         one.region, one.temporary = command.region, command.temporary
+        one.kept, one.scratch = Arrays(one.region.size), Arrays(one.temporary)
 
     def _on_grow(self, command: m.Grow) -> None:
         one = self.workloads[command.workload]
@@ -365,6 +409,7 @@ class Simulation:
         check(one.away or command.region.start == one.region.start, "a region has moved")
         same = sum(command.region[1:3]) == sum(one.region[1:3])
         check(same, "a region took what is not its own")
+        one.kept.grow(command.region.size)
         one.region = command.region
 
     def _on_refusegrowth(self, command: m.RefuseGrowth) -> None:
@@ -375,6 +420,7 @@ class Simulation:
         check(command.most_bytes == region.size + region.offset, "wrong numbers")
 
     def _on_overstay(self, command: m.Overstay) -> None:
+        self.unseen["overstay"] += 1
         one = self.workloads[command.workload]
         check(one.iterating and not one.reported, "reported in vain")
         check(self.now_ns - command.began_ns >= SETTINGS.overstay_ns, "reported early")
