@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # A part may import itself, the standard library, and what stands here. The longest name counts.
 ABOVE = "gpud"  # anything of gpud's
+RAY_PACKAGE = "contrib/ray/gpud_ray"
 BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
 SAME = (  # for all devices
     "gpud.device.claim_size", "gpud.device.faults", "gpud.device.launch_checks",
@@ -24,7 +25,7 @@ SAME = (  # for all devices
 )  # fmt: skip
 BELOW_STATE = (
     "gpud.units", "gpud.errors", "gpud.config", "gpud.wire", "gpud.core", "gpud.compiler",
-    "gpud.processes", "gpud.device.host.messages", "gpud.telemetry",
+    "gpud.device.host.messages", "gpud.telemetry",
 )  # fmt: skip
 LAYERS = ("gpud.server.ipc", "gpud.server.state", "gpud.server.hosts")  # of the server
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -59,7 +60,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *SAME,
         "gpud.checked_memory",
         "gpud.wire.lane_ring",
-        "llvmlite",
         "numpy",
     ),
     "gpud.device.cuda": (
@@ -67,13 +67,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *SAME,
         "gpud.wire.lane_ring",
         "cuda",
-        "cupy",
         "numpy",
     ),
-    "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
+    "gpud.telemetry": ("gpud.units", "gpud.errors", "pynvml"),
     "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
     "gpud.server.state": (*BELOW_STATE, "gpud.server.ipc"),
-    "gpud.server.hosts": (*BELOW_STATE, "gpud.server.ipc", "gpud.server.state"),
+    "gpud.server.hosts": (
+        *BELOW_STATE,
+        "gpud.processes",
+        "gpud.server.ipc",
+        "gpud.server.state",
+    ),
     "gpud.server.handlers": (*BELOW_STATE, *LAYERS, "gpud.__version__", "msgpack"),
     "gpud.server": (ABOVE, "uvloop"),
     # Its commands end as those of gpuctl do, and the client takes nothing from here.
@@ -82,8 +86,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.cli.checks": (ABOVE, "llvmlite", "pynvml"),
     "gpud.config": ("gpud.units", "gpud.errors", "gpud.wire"),
     # The demo is a program of a user's that happens to live here: it may use the client.
-    "gpud.demo": (ABOVE, "gpud_client", "numpy", "rich", "matplotlib"),
-    "gpud.demo_kernels": ("numpy",),
+    "gpud.demo": (ABOVE, "gpud_client", "numpy", "matplotlib"),
+    "gpud.demo_kernels": (),
     "gpud.__main__": ("gpud.cli",),
     "gpud": (),
     # They use the driver in the program's own process, through the one checked door to it.
@@ -111,14 +115,31 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rich",
     ),
 }
+RAY = ("gpud_client", "gpud.errors", "gpud_ray.errors", "gpud_ray.items", "numpy", "ray")
+MAY_IMPORT |= {  # of contrib/ray
+    "gpud_ray.placement": ("gpud.errors", "numpy"),
+    "gpud_ray.sets": (
+        "gpud.errors", "gpud.units", "gpud_client.cli.kernel_arguments", "typer", "numpy",
+        "ortools",
+    ),
+    "gpud_ray.sets.policies": ("gpud_ray.sets.model", "gpud_ray.sets.simulation", "numpy"),
+    "gpud_ray.sets.run": (
+        *RAY, "gpud_ray.sets", "gpud_ray.actors", "gpud_ray.client", "gpud_client.cli", "msgpack",
+    ),
+    "gpud_ray.node": (*RAY, "gpud_ray.placement", "gpud_ray.actors", "gpud_ray.head", "pynvml"),
+    "gpud_ray.cli": (*RAY, "gpud_ray", "typer", "rich"),
+    "gpud_ray.__main__": ("gpud_ray.cli",),
+    "gpud_ray": (*RAY, "gpud_ray.placement", "gpud_ray.node"),
+}  # fmt: skip
 STANDARD_LIBRARY_BANS = {
+    "gpud_ray.placement": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),
     "gpud.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),
     "gpud.compiler": ("asyncio", "time", "random", "socket"),
 }
 
 
 def source_files() -> Iterator[tuple[str, Path]]:
-    for package in (ROOT / "gpud", ROOT / "client" / "gpud_client"):
+    for package in (ROOT / "gpud", ROOT / "client" / "gpud_client", ROOT / RAY_PACKAGE):
         for path in sorted(package.rglob("*.py")):
             parts = path.relative_to(package.parent).with_suffix("").parts
             yield ".".join(part for part in parts if part != "__init__"), path
@@ -154,7 +175,7 @@ def violations(module: str, path: Path, text: str) -> list[str]:
     found = []
     for name, line in imports(module, path, text):
         top = name.partition(".")[0]
-        ours = within(name, "gpud") or within(name, "gpud_client")
+        ours = top in ("gpud", "gpud_client", "gpud_ray")
         third_party = top in THIRD_PARTY
         allowed = within(name, part) or any(within(name, other) for other in MAY_IMPORT[part])
         if ((ours or third_party) and not allowed) or top in bans:
@@ -163,7 +184,17 @@ def violations(module: str, path: Path, text: str) -> list[str]:
 
 
 THIRD_PARTY = {"numpy", "llvmlite", "cuda", "cupy", "pynvml", "msgpack", "typer", "rich", "uvloop"}
-THIRD_PARTY |= {"torch", "numba", "triton", "pytest", "hypothesis", "tests", "bench"}
+THIRD_PARTY |= {
+    "ray",
+    "ortools",
+    "torch",
+    "numba",
+    "triton",
+    "pytest",
+    "hypothesis",
+    "tests",
+    "bench",
+}
 
 
 def test_dependencies_point_one_way() -> None:
@@ -193,6 +224,12 @@ def test_dependencies_point_one_way() -> None:
         ("gpud.server.hosts.runner", "from gpud.server.handlers import answers"),
         ("gpud.server.handlers.answers", "from gpud.server.daemon import Daemon"),
         ("gpud.server.ipc.listener", "import tests.conformance"),
+        ("gpud_client.session", "import gpud_ray"),
+        ("gpud_ray.placement.head_state", "import time"),
+        ("gpud_ray.placement.head_state", "from gpud_ray.node import agent"),
+        ("gpud_ray.sets.model", "import ray"),
+        ("gpud_ray.node.agent", "from gpud.core import scheduler"),
+        ("gpud_ray.node.agent", "from gpud_ray.cli import app"),
     ],
 )
 def test_the_checker_sees_a_planted_import(module: str, statement: str) -> None:
@@ -216,21 +253,25 @@ def test_the_checker_allows_what_flows_down(module: str, statement: str) -> None
 # -- circles ---------------------------------------------------------------------------------------
 
 # Files that import each other, by what lies below the CPU device's code generator: what writes the
-# code of a thread, and of a stage with its hoisted checks. Nothing else may, nor may these two.
+# code of a thread, and of a stage with its hoisted checks; and the actors of gpud-ray, which make
+# each other when they are gone. Nothing else may, nor may files of two of these.
 CODEGEN = "gpud.device.cpu.codegen"
 MAY_BE_CIRCULAR = (
     (
+        CODEGEN,
         "emit.call_checks", "emit.check_code", "emit.kernel_context", "emit.strip_mining",
         "emit.thread_code", "runtime.collectives", "runtime.matrix_exchange",
         "runtime.warp_exchange",
     ),
     (
+        CODEGEN,
         "analysis.active_threads", "analysis.stage_plan", "emit.lockstep", "emit.stage_end",
         "emit.stage_writer", "hoisting.affine", "hoisting.hoisted_checks",
         "hoisting.interval_analysis", "hoisting.intervals", "hoisting.loop_indices",
         "hoisting.path_conditions", "hoisting.remainders", "hoisting.slices",
         "hoisting.transfer_functions",
     ),
+    ("gpud_ray", "actors", "head", "membership", "node.agent", "node.heartbeats"),
 )  # fmt: skip
 
 
@@ -251,8 +292,10 @@ def import_graph(sources: Iterable[tuple[str, Path, str]]) -> dict[str, set[str]
 
 
 def merged(module: str) -> str:
-    name = module.removeprefix(f"{CODEGEN}.") if within(module, CODEGEN) else ""
-    return next((f"{CODEGEN}.{part[0]}" for part in MAY_BE_CIRCULAR if name in part), module)
+    for package, first, *others in MAY_BE_CIRCULAR:
+        if module.removeprefix(f"{package}.") in others:
+            return f"{package}.{first}"
+    return module
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
