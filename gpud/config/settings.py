@@ -5,13 +5,12 @@ in the file is the field's name without its unit; the environment variable is ``
 in capitals; the flag is ``--`` and the key with hyphens.
 """
 
-# ruff: noqa: RUF009  (`_setting` returns a dataclass field, which is where its default belongs)
+# ruff: noqa: RUF009  (`setting` returns a dataclass field, which is where its default belongs)
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -19,39 +18,11 @@ from typing import Any, NamedTuple
 
 from gpud.config import quantity_types as quantities
 from gpud.config import setting_types as types
-from gpud.config.setting_types import SettingType
+from gpud.config.setting_rows import Setting, rows_of, setting
 from gpud.config.user_terms import UserTerms, user_table
 from gpud.wire.socket_path import default_socket_path
 
 __all__ = ["SETTINGS", "Config", "Setting", "Sources"]
-
-_UNIT = "_ns"
-
-
-class Setting(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        name: name of the field of `Config`.
-        key: key in the file.
-        variable: environment variable.
-        flag: flag of `gpud serve`.
-        live: whether a change takes effect while the daemon runs; others need a restart.
-        many: whether the flag may be given several times.
-        type: parses and checks its values.
-        default: the default as it would be written; None: nothing, or computed when it is used.
-        meaning: for the reference page and ``--help``; it includes a default that is computed.
-    """
-
-    name: str
-    key: str
-    variable: str
-    flag: str
-    live: bool
-    many: bool
-    type: SettingType
-    default: str | None
-    meaning: str
 
 
 class Sources(NamedTuple):
@@ -68,22 +39,6 @@ class Sources(NamedTuple):
     file: Path | None
 
 
-def _setting(
-    type_: SettingType,
-    default: str | None,
-    meaning: str,
-    *,
-    flag: str | None = None,
-    live: bool = False,
-    make: Callable[[], Any] | None = None,
-) -> Any:
-    about = {"type": type_, "default": default, "meaning": meaning, "flag": flag, "live": live}
-    if make is not None:
-        return field(default_factory=make, metadata=about)
-    value = None if default is None else type_.from_text(default)
-    return field(default=value, metadata=about)
-
-
 def _default_history_file() -> Path | None:
     folder = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     return Path(folder, "history.sqlite") if folder else None
@@ -96,31 +51,31 @@ class Config:
     Amounts of memory are ints (bytes) or Fractions (of another amount).
     """
 
-    socket: Path = _setting(
+    socket: Path = setting(
         types.socket_location(),
         None,
         "where clients connect; by default $XDG_RUNTIME_DIR/gpud/gpud.sock, where that is not set "
         "/run/gpud/gpud.sock for root and /tmp/gpud-UID/gpud.sock for others",
         make=default_socket_path,
     )
-    socket_mode: int = _setting(
+    socket_mode: int = setting(
         types.mode(), "0600", "who may connect; each user sees and manages only what is their own"
     )
-    devices: tuple[str, ...] = _setting(
+    devices: tuple[str, ...] = setting(
         types.listed(types.word("a device: auto, cpu, cpu:SMS, cuda or cuda:N")),
         "auto",
         "the devices to serve, in this order: cpu, cpu:SMS, cuda, cuda:N, or auto, the first GPU "
         "or else the CPU",
         flag="--device",
     )
-    policy: str = _setting(
+    policy: str = setting(
         types.word("the name of a scheduling policy"),
         "reservations",
         "how jobs share a device: reservations; arrival, the same except that offline jobs take "
         "nothing from each other; or, to compare with, fifo (run to completion) or equal (shares "
         "by weight alone; a job with a reservation is refused)",
     )
-    rebalance_hold_ns: int = _setting(
+    rebalance_hold_ns: int = setting(
         quantities.duration("ms", most_s=60, least_ns=10**6),
         "100 ms",
         "how long offline jobs stay as they are before those with more than their part give some "
@@ -128,57 +83,57 @@ class Config:
         "for it",
         live=True,
     )
-    rebalance_limit: int = _setting(
+    rebalance_limit: int = setting(
         types.integer(1, 100),
         "5",
         "how often a second a job gives up some of its share for other offline jobs, at most; a "
         "change costs about a launch, so that 5 of them cost less than 1 %",
         live=True,
     )
-    turn_slice_ns: int = _setting(
+    turn_slice_ns: int = setting(
         quantities.duration("ms", most_s=3600, least_ns=10**6),
         "100 ms",
         "how long a workload of weight 1 keeps its turn with a device's temporary memory while "
         "others wait; an iteration that has begun ends in any case",
         live=True,
     )
-    turn_linger_ns: int = _setting(
+    turn_linger_ns: int = setting(
         quantities.duration("ms", most_s=60),
         "2 ms",
         "how long a workload may take from one iteration to the next, or run nothing, before its "
         "turn ends, while others wait",
         live=True,
     )
-    turn_overstay_ns: int = _setting(
+    turn_overstay_ns: int = setting(
         quantities.duration("s", most_s=86_400, least_ns=10**6),
         "60 s",
         "how long an iteration may last beyond the time slice, while others wait, before the log "
         "and gpuctl events name its workload",
         live=True,
     )
-    offline_floor: str = _setting(
+    offline_floor: str = setting(
         quantities.amount(), "0", "what online jobs always leave to offline ones, on each device"
     )
-    bounds_checks: bool = _setting(
+    bounds_checks: bool = setting(
         types.switch(),
         "on",
         "whether every memory access of a kernel is checked, so that it cannot leave its session's "
         "arena; if off, a wrong index can change another session's arrays or crash the device host",
     )
-    release_path: str = _setting(
+    release_path: str = setting(
         types.choice("mapped", "news", "write_value", "copy", "memset"),
         "mapped",
         "how a release reaches blocks that run on a GPU: mapped, they poll host memory; or they "
         "poll a word in the GPU's memory, which other blocks set (news), or the driver by "
         "write_value, copy or memset",
     )
-    launch_path: str = _setting(
+    launch_path: str = setting(
         types.choice("graph", "native", "calls"),
         "graph",
         "how launches of a sequence that runs again are queued on a GPU: as a CUDA graph, by "
         "native code, or by one call from Python after the other",
     )
-    kernel_variants: tuple[str, ...] = _setting(
+    kernel_variants: tuple[str, ...] = setting(
         types.listed(types.choice("none", "folded_gates", "returned_claims", "chunk_counts")),
         "none",
         "what kernels on a GPU do that has yet to be measured: their blocks open the launches of a "
@@ -186,108 +141,108 @@ class Config:
         "where they are released (returned_claims), or count what is done once for several task "
         "blocks (chunk_counts)",
     )
-    hold_ns: int = _setting(
+    hold_ns: int = setting(
         quantities.duration("ms", most_s=60),
         "0 ms",
         "how long the share of an ended online job is kept for other online jobs, so that a burst "
         "of them does not resize the offline ones for each",
         live=True,
     )
-    lane_hold_ns: int = _setting(
+    lane_hold_ns: int = setting(
         quantities.duration("ms", most_s=60, least_ns=100_000),
         "0.2 ms",
         "how long nothing must have come in a lane before it lends its share: longer than a "
         "program takes between two launches, and short beside its pauses",
     )
-    grace_ns: int = _setting(
+    grace_ns: int = setting(
         quantities.duration("s", most_s=3600, least_ns=10**7),
         "2 s",
         "how long the blocks of a job that is being ended may take to leave, before they are "
         "killed, or, where that is not possible, the device host is replaced",
         live=True,
     )
-    host_timeout_ns: int = _setting(
+    host_timeout_ns: int = setting(
         quantities.duration("s", most_s=3600, least_ns=10**8),
         "30 s",
         "how long a device host may leave the daemon without an answer before it counts as hung "
         "and is replaced",
     )
-    drain_timeout_ns: int = _setting(
+    drain_timeout_ns: int = setting(
         quantities.duration("s", most_s=7 * 86400),
         "30 s",
         "how long jobs may run on after SIGTERM before they are cancelled",
         live=True,
     )
-    compile_timeout_ns: int = _setting(
+    compile_timeout_ns: int = setting(
         quantities.duration("s", most_s=3600, least_ns=10**8),
         "60 s",
         "how long the compilation of one program to PTX may take, and that of one kernel to "
         "machine code",
     )
-    compile_memory_bytes: int = _setting(
+    compile_memory_bytes: int = setting(
         quantities.memory(1 << 29, 1 << 40),
         "4 GiB",
         "address space of a compile process, and of a CPU device's process for machine code; the "
         "compiler itself needs some 0.5 GiB",
     )
-    compile_processes: int = _setting(
+    compile_processes: int = setting(
         types.integer(1, 64),
         "2",
         "programs of different users that are compiled at once; each user has one at a time, so "
         "that one user's slow programs do not delay another's",
     )
-    max_program_bytes: int = _setting(
+    max_program_bytes: int = setting(
         quantities.memory(1 << 16, 1 << 26),
         "2 MiB",
         "the largest program, as PTX after rewriting, which the device compiles to machine code",
     )
-    memory: int | Fraction | None = _setting(
+    memory: int | Fraction | None = setting(
         quantities.memory(of="the machine's or the GPU's memory"),
         None,
         "for arrays, on each device; by default 50% of the machine's memory on a CPU device, which "
         "leaves as much for processes, and 95% of a GPU's",
     )
-    user_memory: int | Fraction = _setting(
+    user_memory: int | Fraction = setting(
         quantities.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
     )
-    session_memory: int | Fraction = _setting(
+    session_memory: int | Fraction = setting(
         quantities.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
     )
-    moved_memory: int | Fraction = _setting(
+    moved_memory: int | Fraction = setting(
         quantities.memory(least=0, of="the machine's memory"),
         "25%",
         "of the machine, for what movable workloads keep while it is not on their device; 0: "
         "nothing is moved",
     )
-    max_connections: int = _setting(
+    max_connections: int = setting(
         types.integer(1, 100_000),
         "1024",
         "clients that may be connected at once",
         live=True,
     )
-    max_user_connections: int = _setting(
+    max_user_connections: int = setting(
         types.integer(1, 100_000),
         "768",
         "clients of one user that may be connected at once",
         live=True,
     )
-    max_jobs_per_session: int = _setting(
+    max_jobs_per_session: int = setting(
         types.integer(1, 1_000_000), "10000", "jobs of one session that have not ended", live=True
     )
-    max_jobs_per_user: int = _setting(
+    max_jobs_per_user: int = setting(
         types.integer(1, 10_000_000),
         "40000",
         "jobs of one user that have not ended",
         live=True,
     )
-    others: str = _setting(
+    others: str = setting(
         types.choice("names", "sums"),
         "names",
         "what users are shown of what others hold: names, who holds how much; or sums, how much; "
         "never programs, kernels or jobs",
         live=True,
     )
-    users: Mapping[str, UserTerms] = _setting(
+    users: Mapping[str, UserTerms] = setting(
         user_table(),
         None,
         "what each user may have, by name or number: the most that the online jobs may `reserve` "
@@ -298,33 +253,33 @@ class Config:
         make=dict,
         live=True,
     )
-    groups: Mapping[str, UserTerms] = _setting(
+    groups: Mapping[str, UserTerms] = setting(
         user_table(),
         None,
         "the same for each member of a group by itself, in this order; by default none",
         make=dict,
         live=True,
     )
-    session_host_memory: int = _setting(
+    session_host_memory: int = setting(
         quantities.memory(1 << 20, 1 << 40),
         "256 MiB",
         "memory of the daemon itself for one session: queued launches, programs, requests, "
         "messages that the client has not read or not finished",
         live=True,
     )
-    user_host_memory: int = _setting(
+    user_host_memory: int = setting(
         quantities.memory(1 << 20, 1 << 40),
         "1 GiB",
         "the same for all sessions of one user",
         live=True,
     )
-    max_message_bytes: int = _setting(
+    max_message_bytes: int = setting(
         quantities.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
     )
-    history: int = _setting(
+    history: int = setting(
         types.integer(0, 1_000_000), "1000", "ended jobs that are kept in memory"
     )
-    history_file: Path | None = _setting(
+    history_file: Path | None = setting(
         types.location(),
         None,
         "the file in which jobs that have ended are kept for `gpuctl history` and `gpuctl report`, "
@@ -332,50 +287,50 @@ class Config:
         "service, and without that none: then they show what is in memory",
         make=_default_history_file,
     )
-    history_file_bytes: int = _setting(
+    history_file_bytes: int = setting(
         quantities.memory(1 << 20, 1 << 40),
         "64 MiB",
         "the largest size of that file, some 200,000 jobs; then the oldest are deleted",
     )
-    log_level: str = _setting(
+    log_level: str = setting(
         types.choice("debug", "info", "warning", "error"),
         "info",
         "the least severe messages that are logged: debug, info, warning or error",
         live=True,
     )
-    log_format: str = _setting(
+    log_format: str = setting(
         types.choice("text", "json"), "text", "lines of text, or a JSON object on each line"
     )
-    event_log: Path | None = _setting(
+    event_log: Path | None = setting(
         types.location(),
         None,
         "file to which every scheduler event is written, for `gpud replay`; by default none",
     )
-    metrics_socket: Path | None = _setting(
+    metrics_socket: Path | None = setting(
         types.location(),
         None,
         "Unix socket on which metrics are served over HTTP for Prometheus, readable by the "
         "daemon's user alone; by default none",
     )
-    metrics_port: int = _setting(
+    metrics_port: int = setting(
         types.integer(0, 65535),
         "0",
         "port of the loopback interface on which they are served to every user of the machine; 0: "
         "none",
     )
-    cache_dir: Path | None = _setting(
+    cache_dir: Path | None = setting(
         types.location(),
         None,
         "the folder of compiled programs, by default $XDG_CACHE_HOME/gpud; machine code of the CPU "
         "device is kept beside it, in a folder whose name ends in -machine-code",
     )
-    dump: Path | None = _setting(
+    dump: Path | None = setting(
         types.location(),
         None,
         "the folder to which is written what is made of each program, by default none: the PTX "
         "after each stage, and the LLVM IR of the CPU device's kernels; both show the users' code",
     )
-    dump_kernels: tuple[str, ...] = _setting(
+    dump_kernels: tuple[str, ...] = setting(
         types.listed(types.pattern("the name of a kernel in PTX")),
         "*",
         "the kernels for which `dump` writes files",
@@ -418,28 +373,5 @@ def _part(amount: int | Fraction, total: int) -> int:
     return amount if isinstance(amount, int) else int(amount * total)
 
 
-def _table() -> tuple[Setting, ...]:
-    rows = []
-    for one in dataclasses.fields(Config):
-        about = one.metadata
-        if not about:
-            continue
-        key = one.name.removesuffix(_UNIT)
-        rows.append(
-            Setting(
-                one.name,
-                key,
-                f"GPUD_{key.upper()}",
-                about["flag"] or f"--{key.replace('_', '-')}",
-                about["live"],
-                isinstance(one.default, tuple),
-                about["type"],
-                about["default"],
-                about["meaning"],
-            )
-        )
-    return tuple(rows)
-
-
-SETTINGS: tuple[Setting, ...] = _table()
+SETTINGS: tuple[Setting, ...] = rows_of(Config)
 """All settings, in the order of the reference page."""

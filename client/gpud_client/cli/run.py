@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud_client.cli import formatting
 from gpud_client.cli.exit_status import FAILED, INTERRUPTED
-from gpud_client.cli.job_control import parse_job, share_of
+from gpud_client.cli.job_control import share_of
 from gpud_client.cli.kernel_arguments import ArraySpec, parse_argument, parse_dim, parse_output
-from gpud_client.cli.output import JsonOption, SocketOption, connect, emit, say
+from gpud_client.cli.output import JsonOption, SocketOption, emit, say
+from gpud_client.cli.run_progress import show_steps, watch
+from gpud_client.cli.run_report import HeldArray, make_report, print_report
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-    from gpud_client import Array, Device, Job, Kernel, Module, Session
+    from gpud_client import Device, Module, Session
 
 __all__ = ["run"]
 
-_LOOK_S = 0.1
-_END_S = 10.0
-_SAID_AFTER_S = 1.0
 _PTX = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*\.", re.DOTALL)
 """As the daemon tells PTX: its first word begins with a dot, which that of C++ cannot."""
 _NOT_IN_NAMES = re.compile(r'[\x00-\x1f"\\]')  # they would end the name, or begin another character
-
-
-class _Held(NamedTuple):
-    """An array argument: its number, its text on the command line, and the array."""
-
-    number: int
-    written: str
-    array: Array
 
 
 def run(
@@ -180,10 +166,10 @@ def run(
     with gc.connect(socket, name=f"gpuctl run {file.name}", check=check) as gpu:
         on = _device(gpu, device)
         quiet = as_json or not sys.stderr.isatty()
-        with _steps(quiet=quiet) as show_step:
+        with show_steps(quiet=quiet) as show_step:
             show_step(f"copying arrays to {on.name}")
             held = [
-                _Held(number, value.written, gpu.array(made[number], device=on))
+                HeldArray(number, value.written, gpu.array(made[number], device=on))
                 for number, value in enumerate(values)
                 if isinstance(value, ArraySpec)
             ]
@@ -213,8 +199,8 @@ def run(
                 )
         for warning in warned:
             typer.echo(f"gpuctl: warning: {warning.message}", err=True)
-        problem, interrupted = _watch(job, kernel, socket, quiet=quiet)
-        report = _report(job, function, held, show if problem is None else 0, problem)
+        problem, interrupted = watch(job, kernel, socket, quiet=quiet)
+        report = make_report(job, function, held, show if problem is None else 0, problem)
         if problem is None:
             for number, path in files.items():
                 with path.open("wb") as target:  # np.save would append .npy to a name
@@ -222,7 +208,7 @@ def run(
     if as_json:
         emit(report)
     elif not isinstance(problem, ConnectionLost):  # after which nothing is known of the job
-        _print(report, files)
+        print_report(report, files)
         if check and problem is None:
             say("checked: nothing was found")
     if interrupted:
@@ -291,157 +277,3 @@ def _usage_errors() -> Iterator[None]:
         if isinstance(error, GpudError):
             raise
         raise typer.BadParameter(str(error)) from None
-
-
-@contextmanager
-def _steps(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal what is being done, until the end of the block."""
-    if quiet:
-        yield lambda step: None
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.spinner import Spinner
-    from rich.text import Text
-
-    spinner = Spinner("dots")
-    with Live(spinner, console=Console(stderr=True), transient=True) as live:
-
-        def show_step(step: str) -> None:
-            spinner.update(text=Text(f"{step} ..."))
-            live.refresh()
-
-        yield show_step
-
-
-def _watch(
-    job: Job, name: str, socket: str | None, *, quiet: bool
-) -> tuple[BaseException | None, bool]:
-    """Wait for a job, with a progress bar on a terminal; returns its error.
-
-    If it has not begun after a while, it is said once why. Ctrl-C cancels the job and waits
-    until it has ended: the second result is whether that came.
-    """
-    bar, task = (nullcontext(), None) if quiet else _bar(name)
-    interrupted = False
-    waited: float | None = 0.0
-    try:
-        with bar as shown:
-            while not concurrent.futures.wait([job], timeout=_LOOK_S).done:
-                if shown is not None and task is not None:
-                    _step(shown, task, job)
-                if waited is not None:
-                    waited += _LOOK_S
-                    if waited > _SAID_AFTER_S:
-                        waited = None
-                        _say_why(job.id, socket)
-            if shown is not None and task is not None and not job.cancelled():
-                _step(shown, task, job)
-    except KeyboardInterrupt:
-        interrupted = True
-        job.cancel()
-        if not concurrent.futures.wait([job], timeout=_END_S).done:
-            return TimeoutError(f"it has not ended {_END_S:g} s after it was cancelled"), True
-    try:
-        return job.exception(), interrupted
-    except concurrent.futures.CancelledError as error:
-        return error, interrupted
-
-
-def _say_why(job: str, socket: str | None) -> None:
-    """Say what a job waits for; nothing, if the daemon does not say it."""
-    with suppress(GpudError), connect(socket) as client:
-        answer = client.why(parse_job(job))
-        if answer["job"]["state"] in ("waiting", "paused") and not answer["job"]["progress"][0]:
-            line = formatting.first(answer["lines"])
-            typer.echo(f"gpuctl: job {job}: {line}; gpuctl why {job} says more", err=True)
-
-
-def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("task blocks, {task.fields[has]} CapSM"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    return progress, progress.add_task(name, total=None, has="0")
-
-
-def _step(shown: Progress, task: TaskID, job: Job) -> None:
-    done, total = job.progress
-    shown.update(task, completed=done, total=total, has=formatting.share(job.allocation))
-
-
-def _report(
-    job: Job, function: Kernel, held: list[_Held], show: int, error: BaseException | None
-) -> dict[str, Any]:
-    """Make the document that ``--json`` prints."""
-    arrays = []
-    for number, written, array in held:
-        values = array.get().ravel()[:show].tolist() if show else []
-        arrays.append(
-            {
-                "argument": number,
-                "written": written,
-                "dtype": str(array.dtype),
-                "shape": list(array.shape),
-                "first": values,
-            }
-        )
-    return {
-        "job": job.id,
-        "state": job.state,
-        "kernel": function.name,
-        "form": function.form,
-        "progress": list(job.progress),
-        "stats": job.stats,
-        "output": job.output,
-        "arrays": arrays,
-        "error": error.to_wire() if isinstance(error, GpudError) else _other(error),
-    }
-
-
-def _other(error: BaseException | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {"code": "gpud", "message": str(error) or type(error).__name__, "fields": {}}
-
-
-def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
-    if report["output"]:
-        sys.stdout.write(report["output"])
-        if not report["output"].endswith("\n"):
-            sys.stdout.write("\n")
-    for array in report["arrays"]:
-        if array["first"]:
-            shape = "x".join(map(str, array["shape"]))
-            values = " ".join(f"{value:g}" if isinstance(value, float) else str(value)
-                              for value in array["first"])  # fmt: skip
-            more = " ..." if math.prod(array["shape"]) > len(array["first"]) else ""
-            say(f"argument {array['argument']}, {array['dtype']} {shape}: {values}{more}")
-        if report["error"] is None and array["argument"] in files:
-            say(f"argument {array['argument']} is in {files[array['argument']]}")
-    stats = report["stats"]
-    times = [
-        f"{name} {formatting.seconds(stats[key])}"
-        for key, name in (
-            ("queued_s", "queued"), ("first_block_s", "first block after"), ("run_s", "ran"),
-            ("release_s", "longest release"),
-        )
-        if stats.get(key) is not None
-    ]  # fmt: skip
-    if stats.get("resizes"):
-        times.append(f"{stats['resizes']} resize{'s' * (stats['resizes'] > 1)}")
-    if stats.get("queued_as"):
-        times.append(f"queued {formatting.counted(stats['queued_as'])}")
-    done, total = report["progress"]
-    say(
-        f"job {report['job']} {report['state']}: {done:,} of {total:,} task blocks, "
-        f"{report['form']} form" + "".join(f", {time}" for time in times)
-    )
