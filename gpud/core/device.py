@@ -80,8 +80,9 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         working: number of offline jobs that wait for capacity or have started and are not ending.
         waiting_online: sorted by deadline, then arrival.
         waiting: all other jobs that wait for capacity, by arrival.
-        growable: jobs that could be given more, by M; within one M those with the least allocation
-            relative to their weight first.
+        growable: jobs that could be given more, by M and the number of bits of their weight, so
+            that jobs of large weight are found among many of small; in each those with the least
+            allocation relative to their weight first.
         shrinkable: jobs that capacity can be taken from, smallest allocation first.
         users: the users with jobs here, and their caps.
         service: what the offline jobs received, if the policy counts it; None otherwise.
@@ -125,7 +126,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.working = 0
         self.waiting_online = JobQueue()
         self.waiting = JobQueue()
-        self.growable: dict[int, JobQueue] = {}
+        self.growable: dict[tuple[int, int], JobQueue] = {}
         self.shrinkable = JobQueue()
         self.users = DeviceUsers(now_ns)
         self.service: ServiceRecord | None = None
@@ -148,6 +149,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._hold_ns = settings.hold_ns if separates_online else 0
         self._separates_online = separates_online
         self._starts = 0
+        self._online_taken, self._online_counted_ns = 0, now_ns
 
     @property
     def what(self) -> str:
@@ -171,6 +173,10 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
     def unpromised(self) -> int:
         """The amount that can be given to jobs that never give it back when lanes wake."""
         return self.capacity - self.allocated + self.releasable - self.promised
+
+    def online_taken(self, now_ns: int) -> int:
+        """Return what online jobs have had so far [amount x ns]."""
+        return self._online_taken + self.online_allocated * (now_ns - self._online_counted_ns)
 
     def can_partition(self, job: JobRecord) -> bool:
         """Whether the device can now dedicate the SMs that an exclusive job needs, if it is one."""
@@ -349,6 +355,8 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             self.allocated += change
             job.account.allocated += change
             if job.online:
+                self._online_taken = self.online_taken(self.now_ns)
+                self._online_counted_ns = self.now_ns
                 self.online_allocated += change
                 job.account.online += change
             if not (job.whole or (job.online and self._separates_online)):
@@ -478,9 +486,10 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             return []
         entries = []
         if not job.exhausted and job.growth_room > 0:
-            queue = self.growable.get(job.occupancy)
+            kind = job.occupancy, job.weight.bit_length()
+            queue = self.growable.get(kind)
             if queue is None:
-                queue = self.growable[job.occupancy] = JobQueue()
+                queue = self.growable[kind] = JobQueue()
             key = sort_keys.level_key if self.service is None else sort_keys.hunger_key
             entries.append((queue, (*key(job), job)))
         if job.alloc:

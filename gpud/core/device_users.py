@@ -19,17 +19,23 @@ class DeviceUsers:
         has_caps: whether any of these has a cap.
         sharing: how many users have offline jobs here.
         changed: the factors of the users (`gpud.core.user_weights`) may have to change.
-        weighed_ns: when they were last computed.
+        weighed_ns, weighed_online: when they were last computed, and for which ``online``.
+        online: the amount that online jobs have had of the device on the average, lately.
+        online_seen, online_seen_ns: the amount x ns that they had had when that was last computed.
     """
 
-    __slots__ = ("_sms", "_tag", "accounts", "changed", "has_caps", "sharing", "weighed_ns")
+    __slots__ = (
+        "_sms", "_tag", "accounts", "changed", "has_caps", "online", "online_seen",
+        "online_seen_ns", "sharing", "weighed_ns", "weighed_online",
+    )  # fmt: skip
 
     def __init__(self, now_ns: int) -> None:
         self.accounts: dict[int, Account] = {}
         self.has_caps = False
         self.sharing = 0
         self.changed = False
-        self.weighed_ns = now_ns
+        self.weighed_ns = self.online_seen_ns = now_ns
+        self.online = self.online_seen = self.weighed_online = 0
         self._sms = 0
         self._tag = 0  # of the last job to start of those that waited
 

@@ -305,7 +305,7 @@ class Scheduler:
         if not (device.jobs or device.holds or device.rebalancing):
             return  # whose job was the last: there is nothing to decide
         planned_ns = device.rebalance_at_ns
-        if device.users.changed:
+        if device.users.changed or device.rebalancing:
             weigh_users(device)
         if device.pause is None or not device.pause.now:
             self.policy.rebalance(device)

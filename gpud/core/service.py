@@ -87,6 +87,10 @@ class ServiceRecord:
         """Return how far a job is ahead of virtual time, of which there must be one."""
         return job.served_at(self.at_ns) - job.weight * self.served // self.weight
 
+    def part(self, free: int) -> int | None:
+        """Return the level of the hungry jobs if ``free`` is theirs; None if there are none."""
+        return level(self.rate + free, self.weight) if self.weight else None
+
     def lead(self, job: JobRecord) -> int:
         """Return the lead of a job, negative if it is behind."""
         total = self.weight

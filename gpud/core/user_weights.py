@@ -4,7 +4,9 @@ Problem: a user with ten jobs must not get ten times the share of a user with on
 and victims are all computed from the weights of jobs.
 
 Approach: a job's weight is multiplied by a *factor* of its user, so that all that goes by weights
-goes by users first. Factors are those for which a job's weight is its part of the whole device.
+goes by users first. Factors are those for which a job's weight is its part of the capacity that
+online jobs leave to offline ones on the average, lately: what a user cannot use of its own part, it
+then need not lack while there is less. See `gpud.core.weighing`.
 
 Terms (units in brackets):
     demand of a user [amount]: what its offline jobs can use, by their quotas, their grids, and the
@@ -12,7 +14,7 @@ Terms (units in brackets):
     due of a user [amount]: its part of the device by weighted max-min of the demands;
     factor [amount by weight]: the level to which the due of a user raises the user's own jobs.
 
-Where online jobs leave less than the whole device, all parts are less in proportion.
+When online jobs leave more or less than on the average, all parts are that in proportion.
 
 Properties:
     by_user: users' shares are to each other as the users' weights, however many jobs they have, as
@@ -34,7 +36,7 @@ _SHIFT = 24  # levels in 1/SCALE CapSM are finer than weights need to be
 
 
 def factors(capacity: int, jobs: Iterable[JobRecord]) -> dict[int, int]:
-    """Return the factor of each user with offline jobs on a device of this capacity, by number."""
+    """Return the factor of each user with offline jobs that share this capacity, by number."""
     accounts: dict[int, Account] = {}
     rows: dict[int, list[tuple[int, int]]] = {}  # of each job: (weight, what it can use)
     for job in jobs:

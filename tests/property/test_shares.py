@@ -196,6 +196,38 @@ def test_capped() -> None:
     world.checker.windows()
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_capped_beside_bursts(seed: int) -> None:
+    """What online jobs take, a user with a cap need not lack: the other has more than its part."""
+    world = ShareWorld(8, seed=seed, users=[(1, 2), (1, None)])
+    for user in (1, 1, 1, 2):
+        world.offline(m=2, user=user)
+    world.bursts(2, 50 * MS, 300 * MS)
+    world.run(MINUTE + 5 * SECOND)
+    assert world.checker.windows() < Fraction(3, 100)
+
+
+def test_one_job_beside_many_that_need_a_whole_sm() -> None:
+    world = ShareWorld(2, users=[(1, None), (1, None)])
+    for _ in range(50):
+        world.offline(user=1)
+    one = world.offline(user=2)
+    world.run(65 * SECOND)
+    assert float(world.jobs[one].capsm_s) == pytest.approx(65, rel=0.02)
+
+
+def test_a_heavy_job_beside_many_that_need_a_whole_sm() -> None:
+    """The same within one user, by weights."""
+    world = ShareWorld(2)
+    for _ in range(50):
+        world.offline()
+    heavy = world.jobs[world.offline(weight=50)]
+    world.run(10 * SECOND)  # at first each of the others has its turn as a newcomer
+    before = heavy.capsm_s
+    world.run(70 * SECOND)
+    assert float(heavy.capsm_s - before) == pytest.approx(60, rel=0.02)
+
+
 def test_in_turn() -> None:
     """Who has one job in the queue is not behind the thousand of another."""
     world = ShareWorld(2, users=[(1, None), (1, None)])

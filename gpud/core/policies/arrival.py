@@ -174,7 +174,8 @@ class Arrival(Resizing):
         elif candidates:
             rows = self.rank(device, candidates)
             groups = caps.groups(candidates) if device.users.has_caps else ()
-            for job, slices in zip(candidates, fill_within(free, rows, groups), strict=True):
+            grants = fill_within(free, rows, groups, self.part(device))
+            for job, slices in zip(candidates, grants, strict=True):
                 _grow_or_start(device, job, slices)
         return behind and bool(candidates) and device.physically_free > 0
 
@@ -189,6 +190,10 @@ class Arrival(Resizing):
             Candidate(job.slices * job.slice, job.slice, _room(job), job.weight)
             for job in candidates
         ]
+
+    def part(self, device: DeviceRecord) -> int | None:
+        """Return the level of an equal part by weight, for `fill_within`; None: it is not used."""
+        return None
 
     def _start_whole(self, device: DeviceRecord) -> None:
         while (job := caps.first_waiting(device)) is not None:

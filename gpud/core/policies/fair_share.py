@@ -5,10 +5,14 @@ nothing fits. A large device has thousands of slices, and jobs have slices of di
 
 Approach: compute a level that all jobs are certain to reach. Each job is given slices until it has
 reached that level, as it would be one slice at a time. The few slices that are left are handed out
-one by one, lowest level first.
+one by one, lowest level first. Where that alone decided, a job of large weight would wait until
+each of many small ones has had a whole slice, since one slice raises these by much and it by
+little; so it must be known what an equal part is, and who is below that comes before.
 
 Terms:
     level: the amount that a job has, divided by its weight;
+    part: the level at which all would be equal; a job is below its part if it is nearer to that
+        with a slice more than without;
     room of a job: the slices that it can take.
 
 Properties:
@@ -16,8 +20,14 @@ Properties:
     exhaustive: afterwards no slice of a job with room left would fit;
     least_first: the result is that of giving one slice at a time to the job with the lowest level
         of those of which a slice fits;
+    in_turn: where a part is given, the last slices go to jobs below theirs first; of these to the
+        largest slices, for which there is room only now, and of equal ones to the job that is
+        lowest with its slice;
     capped: `fill_within` gives no group more than its cap, and others what it cannot have;
     steady: equal input gives equal output, ties in the order given.
+
+Source: that only who is not ahead takes part, and of these who would end first comes first, is the
+rule of J. Bennett and H. Zhang, "WF2Q: Worst-case Fair Weighted Fair Queueing" (INFOCOM 1996).
 """
 
 from __future__ import annotations
@@ -47,8 +57,11 @@ class Candidate(NamedTuple):
     weight: int
 
 
-def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
-    """Return how many slices each candidate gets of the amount ``free``."""
+def fill(free: int, candidates: Sequence[Candidate], part: int | None = None) -> list[int]:
+    """Return how many slices each candidate gets of the amount ``free``.
+
+    With ``part`` the last slices are handed out as the property in_turn says.
+    """
     if len(candidates) == 1:
         return [min(candidates[0].room, free // candidates[0].piece)]
     if not candidates:
@@ -65,25 +78,35 @@ def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
                 grants[index] = slices
                 free -= slices * piece
     heap = [
-        (level(has + grants[index] * piece, weight), index)
+        (*_turn(has + grants[index] * piece, piece, weight, part), index)
         for index, (has, piece, room, weight) in enumerate(candidates)
         if grants[index] < room and piece <= free
     ]
     heapify(heap)
     while heap:
-        _, index = heappop(heap)
+        _, _, index = heappop(heap)
         has, piece, room, weight = candidates[index]
         if piece > free:
             continue
         free -= piece
         grants[index] += 1
         if grants[index] < room and piece <= free:
-            heappush(heap, (level(has + grants[index] * piece, weight), index))
+            heappush(heap, (*_turn(has + grants[index] * piece, piece, weight, part), index))
     return grants
 
 
+def _turn(has: int, piece: int, weight: int, part: int | None) -> tuple[int, int]:
+    """Return a key by which the next slice goes to one job or another, lowest first."""
+    if part is not None and level(has + piece // 2, weight) < part:
+        return -piece, level(has + piece, weight)
+    return 0, level(has, weight)
+
+
 def fill_within(
-    free: int, candidates: Sequence[Candidate], groups: Sequence[tuple[Sequence[int], int]]
+    free: int,
+    candidates: Sequence[Candidate],
+    groups: Sequence[tuple[Sequence[int], int]],
+    part: int | None = None,
 ) -> list[int]:
     """Fill as `fill`, with caps on what groups of candidates get together.
 
@@ -92,15 +115,16 @@ def fill_within(
         candidates: as for `fill`.
         groups: the indices of each group's candidates, and the most that they get. A candidate is
             in one group at most.
+        part: as for `fill`.
     """
     if not groups:
-        return fill(free, candidates)
+        return fill(free, candidates, part)
     rooms = [candidate.room for candidate in candidates]
     open_ = list(groups)
     while True:
         able = [index for index, room in enumerate(rooms) if room]
         grants = [0] * len(candidates)
-        within = fill(free, [candidates[index]._replace(room=rooms[index]) for index in able])
+        within = fill(free, [candidates[index]._replace(room=rooms[index]) for index in able], part)
         for index, slices in zip(able, within, strict=True):
             grants[index] = slices
         over = [

@@ -21,7 +21,8 @@ Algorithm, at a time that the policy has set a timer for:
     1. take all jobs together that may be changed, and their capacity, and what is free;
     2. if a job in form whole is first in the queue, and what it needs in a horizon is not more than
        its part in that and the time that it has waited, set its need aside for it;
-    3. hand out the rest anew, lowest standing first, a slice at a time;
+    3. hand out the rest anew, lowest standing first, a slice at a time, and the last slices first
+       to who is below an equal part;
     4. a job gives what it has beyond that if, by standing, it is then not below the lowest job that
        gets something would be with a slice more; or if that is needed by a job that has nothing;
     5. if somebody would get something and nobody gives so, all of it may be too much to give, or
@@ -110,7 +111,9 @@ def plan(device: DeviceRecord) -> Plan:
     soonest += [job.changed_ns + device.rebalance_hold_ns for job in takers[len(ready) :][:1]]
     rows += [_Row(job, 0, job.lead) for job in ready]
     aside = _whole_need(device, rows, total)
-    givers, reserved_for = _givers(rows, total - aside, aside - free)
+    assert device.service is not None, "the policy counts service"
+    part = device.service.part(free)
+    givers, reserved_for = _givers(rows, total - aside, aside - free, part)
     if givers:
         soonest.append(now_ns + device.rebalance_hold_ns)
     elif takers or device.waiting:
@@ -180,7 +183,7 @@ def _whole_need(device: DeviceRecord, rows: list[_Row], total: int) -> int:
 
 
 def _givers(
-    rows: list[_Row], total: int, needed: int
+    rows: list[_Row], total: int, needed: int, part: int | None
 ) -> tuple[list[tuple[JobRecord, int]], tuple[JobRecord, int] | None]:
     """Return who gives and for whom; ``needed`` is due to one who is not in ``rows``."""
     mosts = [row.job.most for row in rows]
@@ -195,6 +198,7 @@ def _givers(
                 for row, room in zip(rows, rooms, strict=True)
             ],
             groups,
+            part,
         )
         givers, lowest = _compared(rows, targets, needed)
         if lowest is None:

@@ -146,6 +146,12 @@ class Reservations(Arrival):
         candidates[:] = [entry[2] for _, entry, _ in rows]
         return [candidate for _, _, candidate in rows]
 
+    def part(self, device: DeviceRecord) -> int | None:
+        """As `gpud.core.policies.arrival.Arrival.part`: what there is, by weight of the hungry."""
+        service = device.service
+        assert service is not None, "this policy counts service"
+        return service.part(device.physically_free)
+
     def is_kept(self, device: DeviceRecord, free: int) -> bool:
         """As `gpud.core.policies.arrival.Arrival.is_kept`, and for who others have given for."""
         if device.reserved_for is not None:

@@ -36,6 +36,7 @@ TAKERS = st.lists(
     max_size=12,
 )
 FREE = st.integers(0, 60).map(lambda thirds: thirds * SCALE // 3)
+PARTS = st.none() | st.integers(0, 20).map(lambda sms: level(sms * SCALE, 3))
 
 
 def one_by_one(free: int, candidates: list[Candidate]) -> list[int]:
@@ -54,16 +55,16 @@ def one_by_one(free: int, candidates: list[Candidate]) -> list[int]:
         free -= candidates[index].piece
 
 
-@given(FREE, TAKERS)
-def test_fits(free: int, candidates: list[Candidate]) -> None:
-    grants = fill(free, candidates)
+@given(FREE, TAKERS, PARTS)
+def test_fits(free: int, candidates: list[Candidate], part: int | None) -> None:
+    grants = fill(free, candidates, part)
     assert sum(n * taker.piece for n, taker in zip(grants, candidates, strict=True)) <= free
     assert all(0 <= n <= taker.room for n, taker in zip(grants, candidates, strict=True))
 
 
-@given(FREE, TAKERS)
-def test_exhaustive(free: int, candidates: list[Candidate]) -> None:
-    grants = fill(free, candidates)
+@given(FREE, TAKERS, PARTS)
+def test_exhaustive(free: int, candidates: list[Candidate], part: int | None) -> None:
+    grants = fill(free, candidates, part)
     left = free - sum(n * taker.piece for n, taker in zip(grants, candidates, strict=True))
     assert not [
         taker
@@ -75,6 +76,21 @@ def test_exhaustive(free: int, candidates: list[Candidate]) -> None:
 @given(FREE, TAKERS)
 def test_least_first_and_steady(free: int, candidates: list[Candidate]) -> None:
     assert fill(free, candidates) == one_by_one(free, candidates) == fill(free, list(candidates))
+
+
+def test_in_turn() -> None:
+    """Who is below an equal part comes first, though others are lower by their small weights."""
+    part = level(2 * SCALE, 100)
+    light = [Candidate(-SCALE // 10, SCALE, 2, 1)] * 3
+    heavy = Candidate(-SCALE // 2, SCALE, 2, 50)
+    assert fill(SCALE, [*light, heavy]) == [1, 0, 0, 0]
+    assert fill(SCALE, [*light, heavy], part) == [0, 0, 0, 1]
+    assert fill(2 * SCALE, [*light, heavy], part) == [1, 0, 0, 1], "with one it is at its part"
+
+
+def test_in_turn_a_large_slice_is_not_cut_into_by_small_ones() -> None:
+    small, large = Candidate(SCALE // 4, slice_of(8), 8, 1), Candidate(0, SCALE, 1, 1)
+    assert fill(SCALE, [small, large], level(SCALE, 1)) == [0, 1]
 
 
 def test_a_large_device_is_filled_without_handing_out_each_slice() -> None:
