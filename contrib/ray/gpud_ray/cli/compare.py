@@ -15,19 +15,25 @@ def compare(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the figures into this file (PNG).")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Task sets of each kind.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Task sets of each kind.")] = 10,
     instances: Annotated[
         int, typer.Option(min=0, help="Compare with EGS on so many random instances, too.")
     ] = 0,
     exact: Annotated[
         int, typer.Option(min=0, help="Compare with OR-Tools' optima of so many small sets, too.")
     ] = 0,
+    readings: Annotated[
+        bool, typer.Option("--readings", help="Simulate other readings of the source, too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
 ) -> None:
     """Compare policies for task sets on simulated GPUs, beside what was reported of EGS."""
     from gpud_ray.sets.comparison import compare as run
 
-    found = run(seeds, instances, exact, lambda what: typer.echo(f"simulating: {what}", err=True))
+    found = run(
+        seeds, instances, exact, readings=readings,
+        said=lambda what: typer.echo(f"simulating: {what}", err=True),
+    )  # fmt: skip
     if picture is not None:
         from gpud_ray.sets.figures import draw
 
@@ -56,10 +62,19 @@ def _print(found: dict[str, Any]) -> None:
         cells = [f"{here} ({there})" for here, there in zip(row, reported, strict=True)]
         table.add_row(f"of {name}", *cells)
     console.print(table)
-    table = _table("EGS, 1,000 tasks", "simulated s")
+    table = _table("EGS, 1,000 tasks", "simulated s", "one draw after another")
     for beta, makespan_s in found["beta_makespan_s"].items():
-        table.add_row(f"beta {beta}", f"{makespan_s:.1f}")
+        in_rounds_s = found["beta_in_rounds_makespan_s"][beta]
+        table.add_row(f"beta {beta}", f"{makespan_s:.1f}", f"{in_rounds_s:.1f}")
     console.print(table)
+    if "readings" in found:
+        names = list(found["reported"]["EGS_percent_of"])
+        table = _table("reading", *(f"% of {name}" for name in names), "s by beta")
+        for reading, row in found["readings"].items():
+            percents = ("/".join(map(str, row["EGS_percent_of"][name])) for name in names)
+            by_beta = " ".join(f"{one:.1f}" for one in row["beta_makespan_s"].values())
+            table.add_row(reading, *percents, by_beta)
+        console.print(table)
     table = _table("100 detections", "s", "without pressure", "peaks", "fails", "reported")
     for count, row in found["parallel"].items():
         here = row["assumed"]

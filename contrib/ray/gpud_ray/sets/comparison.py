@@ -1,12 +1,12 @@
 """The source's figures in virtual time, with ours beside: makespans, beta, parallel tasks, use.
 
 Eight simulated servers with two 11 GB GPUs each. What was reported is in `REPORTED`; what is
-assumed besides, because the source does not say it:
+assumed besides, because the source does not say it, is `MAIN` of `readings`:
 
 * Baselines run one task of a GPU at a time, as their definitions have it, EGS two. Most of what EGS
   gains over MCT and Min-min is this; ``alike`` has the same policies with two tasks at a time, too.
-* The tasks: see `generate`. Makespans are means over seeds.
-* GPUs offer what they have every `OFFERS_S`; that is what makes small draws slow.
+* Tasks last as long as their arithmetic needs. Makespans are means over seeds.
+* Dividing takes EGS time, which grows with the tasks drawn and with those that wait.
 * Detections run on one server. Tasks at more than 90 % of a GPU's memory run at a quarter of their
   speed (``pressure``); without that, four at a time would be the fastest.
 """
@@ -24,7 +24,6 @@ from gpud_ray.sets.exact import solve
 from gpud_ray.sets.generate import (
     cluster,
     detections,
-    matrix_products,
     random_gpus,
     random_tasks,
 )
@@ -32,22 +31,16 @@ from gpud_ray.sets.model import GPU, Policy, Task
 from gpud_ray.sets.policies.baselines import Greedy, MaxMin, MinimumCompletionTime, MinMin
 from gpud_ray.sets.policies.egs import EGS
 from gpud_ray.sets.policies.packing import Packing, plan
+from gpud_ray.sets.readings import BETAS, COUNTS, MAIN, REPORTED_PERCENT, ROUNDS, table
 from gpud_ray.sets.simulation import DeviceModel, Trace, simulate
 
-__all__ = ["BETAS", "COUNTS", "PARALLEL", "REPORTED", "beside_exact", "compare", "never_worse"]
+__all__ = ["PARALLEL", "REPORTED", "beside_exact", "compare", "never_worse"]
 
-COUNTS: Final = (250, 500, 1000)
-BETAS: Final = (0.1, 0.2, 0.4, 0.6)
 PARALLEL: Final = (1, 2, 4, 5)
-OFFERS_S: Final = 4.0
 PRESSURE: Final = 0.25
 
 REPORTED: Final[dict[str, Any]] = {
-    "EGS_percent_of": {
-        "greedy": (39, 52, 58),
-        "MCT": (50, 59, 64),
-        "Min-min": (59, 66, 80),
-    },
+    "EGS_percent_of": REPORTED_PERCENT,
     "best_beta": 0.4,
     "parallel": {
         1: "below 30 % use",
@@ -62,7 +55,12 @@ _Said = Callable[[str], None]
 
 
 def compare(
-    seeds: int = 3, instances: int = 0, exact: int = 0, said: _Said = lambda _: None
+    seeds: int = 10,
+    instances: int = 0,
+    exact: int = 0,
+    *,
+    readings: bool = False,
+    said: _Said = lambda _: None,
 ) -> dict[str, Any]:
     """Simulate everything; return plain data, as `gpud-ray compare --json` prints it.
 
@@ -70,13 +68,14 @@ def compare(
         seeds: sets of each kind.
         instances: random instances for `never_worse`; 0: none.
         exact: small random instances for `beside_exact`; 0: none.
+        readings: whether to simulate the other readings of the source, too.
         said: called with what begins.
     """
     gpus = cluster()
     found: dict[str, Any] = {"reported": REPORTED}
     said("makespans")
     found["makespans_s"] = {
-        count: _makespans([matrix_products(count, seed) for seed in range(seeds)], gpus)
+        count: _makespans([MAIN.tasks(count, seed) for seed in range(seeds)], gpus)
         for count in COUNTS
     }
     found["EGS_percent_of"] = {
@@ -84,11 +83,15 @@ def compare(
         for name in ("greedy", "MCT", "Min-min", "Max-min")
     }
     said("beta")
-    found["beta_makespan_s"] = {beta: _beta_s(beta, seeds, gpus) for beta in BETAS}
+    for name, reading in (("beta_makespan_s", MAIN), ("beta_in_rounds_makespan_s", ROUNDS)):
+        found[name] = {beta: round(reading.egs_s(1000, seeds, gpus, beta), 3) for beta in BETAS}
     said("parallel tasks")
     found["parallel"] = {count: _parallel(count) for count in PARALLEL}
     said("use over time")
     found["use"] = dict(_use(gpus))
+    if readings:
+        said("readings")
+        found["readings"] = table(seeds)
     if instances:
         said(f"{instances} random instances")
         found["random_instances"] = never_worse(instances)
@@ -96,10 +99,6 @@ def compare(
         said(f"{exact} optima")
         found["small_instances"] = beside_exact(exact)
     return found
-
-
-def _egs(seed: int, beta: float = 0.4) -> EGS:
-    return EGS(beta, 2, seed=seed, offers_s=OFFERS_S)
 
 
 def _makespans(sets: Sequence[Sequence[Task]], gpus: Sequence[GPU]) -> dict[str, float]:
@@ -111,7 +110,7 @@ def _makespans(sets: Sequence[Sequence[Task]], gpus: Sequence[GPU]) -> dict[str,
             "MCT": MinimumCompletionTime(),
             "Min-min": MinMin(),
             "Max-min": MaxMin(),
-            "EGS": _egs(seed),
+            "EGS": MAIN.make_egs(seed),
             "greedy, two at a time": Greedy(2),
             "MCT, two at a time": MinimumCompletionTime(2),
             "Min-min, two at a time": MinMin(2),
@@ -124,14 +123,6 @@ def _makespans(sets: Sequence[Sequence[Task]], gpus: Sequence[GPU]) -> dict[str,
         row["lower bound"] = lower_bound_s(tasks, gpus)
         rows.append(row)
     return {name: round(sum(row[name] for row in rows) / len(rows), 3) for name in rows[0]}
-
-
-def _beta_s(beta: float, seeds: int, gpus: Sequence[GPU]) -> float:
-    made = [
-        simulate(matrix_products(1000, seed), gpus, _egs(seed, beta)).makespan_s
-        for seed in range(seeds)
-    ]
-    return round(sum(made) / len(made), 3)
 
 
 def _parallel(count: int) -> dict[str, Any]:
@@ -156,11 +147,14 @@ def _parallel(count: int) -> dict[str, Any]:
 
 
 def _use(gpus: Sequence[GPU]) -> Iterator[tuple[str, list[dict[str, float]]]]:
-    tasks = matrix_products(1000)
+    tasks = MAIN.tasks(1000, 0)
     ours = plan(tasks, gpus)
     for policy, model in (
-        (Greedy(), None), (MinMin(), None), (_egs(0), None), (Packing(ours), ours.rule.model),
-    ):  # fmt: skip
+        (Greedy(), None),
+        (MinMin(), None),
+        (MAIN.make_egs(0), None),
+        (Packing(ours), ours.rule.model),
+    ):
         trace = simulate(tasks, gpus, policy, model, sampled=True)
         yield policy.name, [asdict(one) for one in _thinned(trace)]
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Literal
 
 from gpud_ray.sets.kernels import KERNELS
 from gpud_ray.sets.model import GPU, MAX_MEMORY_MB, MAX_THREADS, Task
 from gpud_ray.sets.setfile import Program, SetTask, TaskSet
 
 __all__ = ["cluster", "detections", "matrix_products", "random_gpus", "random_set", "random_tasks"]
-
-_GPU_FLOPS = 9e12  # of half of the arithmetic peak of a GPU with 4,352 cores at 1.5 GHz
 
 
 def cluster(servers: int = 8, gpus: int = 2, memory_mb: int = 11_264) -> list[GPU]:
@@ -24,28 +23,37 @@ def cluster(servers: int = 8, gpus: int = 2, memory_mb: int = 11_264) -> list[GP
     ]
 
 
-def matrix_products(count: int, seed: int = 0) -> list[Task]:
-    """Make products of square matrices, with sides of 3,000 to 8,000, in single precision.
+def matrix_products(
+    count: int,
+    seed: int = 0,
+    *,
+    lasting: Literal["alike", "by memory", "by work"] = "alike",
+    sides: tuple[int, int] = (3000, 8000),
+) -> list[Task]:
+    """Make products of square matrices, in single precision; half of a GPU is all that one uses.
 
-    Three matrices are in memory. A task multiplies as often as makes it last about a second (twice
-    the median at most), and half of the GPU is all that one stream's launches and copies keep busy.
+    Args:
+        count: how many.
+        seed: equal seeds give equal sets.
+        lasting: a second in the mean. ``alike``: products are repeated until each task lasts 0.5 to
+            1.5 s; ``by memory``: in proportion to its three matrices, which are moved in and out;
+            ``by work``: to its arithmetic.
+        sides: the least and the most of a matrix.
     """
     chance = random.Random(seed)  # noqa: S311  (no secret)
-    tasks = []
-    for number in range(count):
-        side = chance.randrange(3000, 8001, 8)
-        once_s = 2 * side**3 / _GPU_FLOPS
-        times = max(1, round(chance.uniform(0.5, 1.5) / once_s))
-        tasks.append(
-            Task(
-                number,
-                memory_mb=-(-3 * 4 * side * side >> 20),
-                threads=256,
-                capsm_milli=34_000,
-                duration_s=times * once_s,
-            )
+    drawn = [chance.randrange(sides[0], sides[1] + 1, 8) for _ in range(count)]
+    power = {"alike": 0, "by memory": 2, "by work": 3}[lasting]
+    mean_power = sum(side**power for side in drawn) / count
+    return [
+        Task(
+            number,
+            memory_mb=-(-3 * 4 * side * side >> 20),
+            threads=256,
+            capsm_milli=34_000,
+            duration_s=side**power / mean_power if power else chance.uniform(0.5, 1.5),
         )
-    return tasks
+        for number, side in enumerate(drawn)
+    ]
 
 
 def detections(count: int, seed: int = 0, memory_mb: int = 2_675) -> list[Task]:

@@ -33,9 +33,12 @@ def test_makespans_have_the_order_that_was_reported(found: Any) -> None:
             assert row["lower bound"] <= row["gpud"] < row["EGS"] < row[baseline] < row["greedy"]
 
 
-def test_what_egs_gains_over_greedy_is_most_with_few_tasks(found: Any) -> None:
+def test_what_egs_gains_is_less_with_more_tasks(found: Any) -> None:
     few, more, many = found["EGS_percent_of"]["greedy"]
-    assert few < more <= many < 60
+    assert few < more < many
+    for baseline in ("MCT", "Min-min"):  # with 250 tasks it depends on the set
+        _, more, many = found["EGS_percent_of"][baseline]
+        assert more < many
 
 
 def test_most_of_the_gain_over_mct_is_two_tasks_at_a_time(found: Any) -> None:
@@ -43,11 +46,9 @@ def test_most_of_the_gain_over_mct_is_two_tasks_at_a_time(found: Any) -> None:
         assert row["MCT, two at a time"] < row["EGS"]
 
 
-def test_beta_is_best_in_the_middle(found: Any) -> None:
-    beta = {float(key): value for key, value in found["beta_makespan_s"].items()}
-    best = min(beta.values())
-    assert beta[0.4] < 1.05 * best
-    assert min(beta[0.1], beta[0.6]) > 1.1 * best
+def test_beta_of_0_4_is_best_if_a_draw_follows_the_other(found: Any) -> None:
+    beta = {float(key): value for key, value in found["beta_in_rounds_makespan_s"].items()}
+    assert min(beta, key=lambda one: beta[one]) == 0.4
 
 
 def test_parallel_tasks(found: Any) -> None:

@@ -46,6 +46,16 @@ def test_policies_that_look_at_memory_start_the_whole_example_at_once(policy: Po
     assert at_once(simulate(TASKS, GPUS, policy, SHARED_IN_ORDER)) == 6
 
 
+def test_a_division_takes_its_time_and_may_wait_for_the_last_one() -> None:
+    tasks = [Task(i, 1, duration_s=1.0) for i in range(4)]
+    gpus = [GPU(0, 10), GPU(1, 10)]
+    at = sorted(run.start_s for run in simulate(tasks, gpus, EGS(0.5, 1, pair_s=0.25)).ran)
+    assert at == [2, 2, 3, 3]  # two of four: 8 pairs; meanwhile two of two: 4
+    one_by_one = EGS(0.5, 1, pair_s=0.25, one_by_one=True)
+    at = sorted(run.start_s for run in simulate(tasks, gpus, one_by_one).ran)
+    assert at == [2, 2, 4, 4]
+
+
 def test_the_literal_rule_leaves_a_task_of_the_example() -> None:
     division = divide(TASKS, [10 * GIB, 8 * GIB], search=Search(literal=True))
     assert all(sum(group) <= 8 for group in sizes(division.groups))
@@ -109,7 +119,8 @@ def test_completion_time_counts_slower_gpus() -> None:
 
 POLICIES: tuple[Callable[[], Policy], ...] = (
     Greedy, lambda: Greedy(3), MinimumCompletionTime, lambda: MinMin(2), MaxMin, EGS,
-    lambda: EGS(0.1, 4, offers_s=1.0), lambda: EGS(search=Search(literal=True)), Packing,
+    lambda: EGS(0.1, 4, offers_s=1.0), lambda: EGS(pair_s=0.01, one_by_one=True),
+    lambda: EGS(search=Search(literal=True)), Packing,
 )  # fmt: skip
 
 

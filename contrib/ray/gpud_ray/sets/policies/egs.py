@@ -20,7 +20,8 @@ What the source leaves open, and what is done here:
 * The source lets no group have more than the *smallest* GPU's memory, which its own example breaks.
   Here a group may have its own GPU's; ``literal`` keeps the source's rule.
 * A draw is divided as soon as its memory is free, or nothing runs; with ``offers_s`` only when GPUs
-  offer what they have, which is periodic.
+  offer what they have, which is periodic; ``one_by_one``: only when nothing runs.
+* A division takes no time; with ``pair_s``, so long for each pair of a task drawn and one waiting.
 
 Source: the framework GSF and its algorithm EGS for GPU tasks with irregular memory needs.
 """
@@ -216,6 +217,8 @@ class EGS:
         search: bounds and rules of a division.
         seed: of the draws.
         offers_s: the period of the GPUs' offers; None: whenever a task ends.
+        pair_s: how long a division takes for each pair of a task drawn and a task that waits.
+        one_by_one: whether the tasks of a draw have to end before the next one is divided.
         overcommit: start tasks without looking at free memory.
     """
 
@@ -229,11 +232,14 @@ class EGS:
         seed: int = 0,
         *,
         offers_s: float | None = None,
+        pair_s: float = 0.0,
+        one_by_one: bool = False,
         overcommit: bool = False,
     ) -> None:
         if not 0 < beta <= 1:
             raise ValueError(f"beta is {beta}; it has to be more than 0 and at most 1")
         self._beta, self._search, self._offers_s = beta, search or Search(), offers_s
+        self._pair_s, self._one_by_one = pair_s, one_by_one
         self._random = random.Random(seed)  # noqa: S311  (no secret)
         self._queues = Queues(parallel, overcommit=overcommit)
         self._overcommit = overcommit
@@ -241,6 +247,7 @@ class EGS:
         self._known: dict[int, None] = {}
         self._drawn: list[Task] = []
         self._offered_s = -1.0
+        self._divided_s: float | None = None  # when the division will be there that was begun
         self.rounds = 0
         self.nodes = 0
 
@@ -252,25 +259,51 @@ class EGS:
 
     def act(self, stage: Stage) -> None:
         """See `Policy.act`."""
-        if self._offers_s is None:
-            while self._waiting and self._divide(stage):
-                pass
-        elif self._waiting and stage.now_s >= self._offered_s:
-            self._divide(stage)
-            self._offered_s = stage.now_s + self._offers_s
-            stage.wake(self._offered_s)
+        while self._waiting and self._advance(stage):
+            pass
         self._queues.feed(stage)
 
-    def _divide(self, stage: Stage) -> bool:
-        """Make the next draw and queue its division; tell whether another may follow at once."""
+    def _advance(self, stage: Stage) -> bool:
+        """Begin or end a division; tell whether another may follow at once."""
+        if self._divided_s is None:
+            if stage.now_s < self._offered_s:
+                return False
+            if self._offers_s is not None:
+                self._offered_s = stage.now_s + self._offers_s
+                stage.wake(self._offered_s)
+            if not self._draw(stage):
+                return False
+            took_s = self._pair_s * len(self._drawn) * len(self._waiting)
+            self._divided_s = stage.now_s + took_s
+            if took_s:
+                stage.wake(self._divided_s)
+        if stage.now_s < self._divided_s:
+            return False
+        self._divided_s = None
+        return self._divide(stage)
+
+    def _idle(self, stage: Stage) -> bool:
+        return self._queues.empty and not any(room.running for room in stage.rooms)
+
+    def _free_mb(self, stage: Stage) -> list[int]:
+        if self._overcommit:
+            return [room.gpu.memory_mb for room in stage.rooms]
+        return self._queues.unreserved_mb(stage)
+
+    def _draw(self, stage: Stage) -> bool:
+        """Make the next draw, if there is none; tell whether it may be divided now."""
         if not self._drawn:
             count = min(len(self._waiting), max(1, round(self._beta * len(self._known))))
             self._drawn = self._random.sample(list(self._waiting.values()), count)
+        if self._idle(stage):
+            return True
+        needs_mb = sum(task.memory_mb for task in self._drawn)
+        return not self._one_by_one and needs_mb <= sum(self._free_mb(stage))
+
+    def _divide(self, stage: Stage) -> bool:
+        """Queue the division of what was drawn; tell whether anything was placed."""
         total = [room.gpu.memory_mb for room in stage.rooms]
-        free = list(total) if self._overcommit else self._queues.unreserved_mb(stage)
-        idle = self._queues.empty and not any(room.running for room in stage.rooms)
-        if not idle and sum(task.memory_mb for task in self._drawn) > sum(free):
-            return False
+        free, idle = self._free_mb(stage), self._idle(stage)
         division = divide(self._drawn, free, total, self._search)
         self._drawn = []
         self.rounds += 1
