@@ -1,6 +1,7 @@
 """Three training loops that take turns with a device's memory, beside the same ones run alone.
 
-    python bench/bench_workloads.py [--case fits|exceeds] [--iterations N] [--rounds N] [--short]
+    python bench/bench_workloads.py [--case fits|exceeds] [--iterations N] [--rounds N]
+                                    [--device NAME] [--scale N] [--short]
 
 A logistic regression, a perceptron and a convolution net (`bench.load.training`), each a process of
 its own, whose memory needs add up to 1.8 times the device's memory for arrays. In case "fits" what
@@ -18,9 +19,9 @@ Reported is the time from the common start to the last end; alone, the sum of th
 round every mode runs once, in another order each time; ratios are those of one round, and their
 median is given with the least and the most.
 
-Prints a table, writes its part of bench/results/workloads.json and a picture in docs/images, which
-shows what is where in the device's memory over time, and who has the turn; with --short it only
-prints.
+Prints a table, writes its part of bench/results/workloads.json, or of gpu_workloads.json, and a
+picture in docs/images, which shows what is where in the device's memory over time, and who has the
+turn; with --short it only prints.
 """
 
 from __future__ import annotations
@@ -69,19 +70,19 @@ class Case(NamedTuple):
     batches: int
     aim: float
 
-    def models(self, *, short: bool) -> list[Model]:
+    def models(self, *, short: bool, scale: int = 1) -> list[Model]:
         """Return the models."""
-        counts = self.short if short else self.samples
+        counts = self.short if short else tuple(count * scale for count in self.samples)
         return [
             kind(count, number, self.batches)
             for number, (kind, count) in enumerate(zip(MODELS, counts, strict=True))
         ]
 
-    def device_bytes(self, *, short: bool) -> int:
+    def device_bytes(self, *, short: bool, scale: int = 1) -> int:
         """Return the device's memory."""
-        models = self.models(short=short)
+        models = self.models(short=short, scale=scale)
         if self.batches == 1:
-            return device_bytes(self.short if short else self.samples)
+            return device_bytes(tuple(one.samples for one in models))
         kept = sorted(_pages(one.persistent_bytes) for one in models)
         return sum(kept[1:]) + max(_pages(one.temporary_bytes) for one in models)
 
@@ -116,9 +117,9 @@ class Round(NamedTuple):
 # -- a process of one training loop ---------------------------------------------------------------
 
 
-def train(path: str, case: Case, number: int, short: str, iterations: int, mode: str) -> None:
+def train(path: str, case: Case, number: int, size: str, iterations: int, mode: str) -> None:
     """Open a workload, say so, wait for a line on standard input, train, print the losses."""
-    model = case.models(short=bool(short))[number]
+    model = case.models(short=size == "short", scale=1 if size == "short" else int(size))[number]
     sizes = model.persistent_bytes, model.temporary_bytes
     movable = case.batches > 1 and mode != "alone"
     swapped_s = SLICE_S if mode == "swap" else None
@@ -142,8 +143,8 @@ class Child:
     """A process that trains."""
 
     def __init__(self, path: str, terms: tuple[str, str, int], number: int, mode: str) -> None:
-        case, short, iterations = terms
-        arguments = [path, case, str(number), short, str(iterations), mode]
+        case, size, iterations = terms
+        arguments = [path, case, str(number), size, str(iterations), mode]
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--child", *arguments],
             stdin=subprocess.PIPE,
@@ -262,20 +263,21 @@ def check(models: list[Model], rounds: list[Round], iterations: int) -> list[str
 def main() -> int:
     """Measure, print and write the results."""
     if sys.argv[1:2] == ["--child"]:
-        path, name, index, short, times, mode = sys.argv[2:]
-        train(path, CASES[name], int(index), short, int(times), mode)
+        path, name, index, size, times, mode = sys.argv[2:]
+        train(path, CASES[name], int(index), size, int(times), mode)
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--case", choices=tuple(CASES), default="fits")
     parser.add_argument("--device", default="cpu:2")
     parser.add_argument("--iterations", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=int, default=1, help="so many times the samples")
     parser.add_argument("--short", action="store_true", help="little of each; writes no file")
     options = parser.parse_args()
     case = CASES[options.case]
     iterations, rounds = (16, 1) if options.short else (options.iterations, options.rounds)
-    terms = options.case, "short" if options.short else "", iterations
-    memory = case.device_bytes(short=options.short)
+    terms = options.case, "short" if options.short else str(options.scale), iterations
+    memory = case.device_bytes(short=options.short, scale=options.scale)
     before = load()
     found: dict[str, list[Round]] = {mode: [] for mode in MODES}
     with gc.local(options.device, memory=str(memory)) as gpu:
@@ -284,7 +286,7 @@ def main() -> int:
             for mode in (*MODES[number % 3 :], *MODES[: number % 3]):
                 found[mode].append(run(gpu, mode, terms))
         watched = run(gpu, "turns", terms, watched=True)
-    models = case.models(short=options.short)
+    models = case.models(short=options.short, scale=options.scale)
     needs = sum(one.persistent_bytes + one.temporary_bytes for one in models)
     kept = sum(one.persistent_bytes for one in models)
     problems = check(
@@ -324,11 +326,13 @@ def main() -> int:
     print("losses:", "; ".join(problems) or "the same bit for bit, and NumPy's but for rounding")
     print(f"aim: turns at most {case.aim:.3f} of alone")
     if not options.short:
-        results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        on_gpu = "gpu_" if options.device.startswith("cuda") else ""
+        file = RESULT.with_name(f"{on_gpu}workloads.json")
+        results = json.loads(file.read_text()) if file.exists() else {}
         results[options.case] = {
             "machine": {**describe(), **before},
             "iterations": iterations,
-            "samples": case.samples,
+            "samples": [one.samples for one in models],
             "batches": case.batches,
             "device_bytes": memory,
             "needs_of_device": needs / memory,
@@ -341,10 +345,10 @@ def main() -> int:
             "problems": problems,
         }
         known = {name: results[name] for name in CASES if name in results}
-        RESULT.write_text(json.dumps(known, indent=1) + "\n")
-        picture = ROOT / "docs" / "images" / f"workloads-{options.case}.png"
+        file.write_text(json.dumps(known, indent=1) + "\n")
+        picture = ROOT / "docs" / "images" / f"{on_gpu}workloads-{options.case}.png"
         draw(watched.seen, watched.names, [kind.name for kind in MODELS], picture)
-        print(f"wrote {RESULT.relative_to(ROOT)} and {picture.relative_to(ROOT)}")
+        print(f"wrote {file.relative_to(ROOT)} and {picture.relative_to(ROOT)}")
     return 1 if problems else 0
 
 

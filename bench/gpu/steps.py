@@ -138,6 +138,8 @@ STEPS: tuple[Step, ...] = (
     _test("faults", 60, "trap"),
     # No trial: frameworks have drivers of their own, which the model does not replace.
     _test("adapters", 120),
+    # No trial: its programs are processes of their own, without the model.
+    Step("bench-turns", 150, "bench/gpu/turns.py", more=("--rounds", "1"), trial=None),
     # No trial: the model does not know the task block of a fault, which these tests check.
     _test("bounds_checks", 120, several=True),
     _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),

@@ -226,64 +226,69 @@ TestWorkloads = Workloads.TestCase
 TestWorkloads.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
-def history(seed: int, steps: int = STEPS) -> Simulation:
-    """Run a random history in which workloads come, iterate, overstay, grow and die."""
-    chance = random.Random(seed)
-    simulation = Simulation()
+def random_step(simulation: Simulation, chance: random.Random) -> None:
+    """Have something happen."""
 
     def size(most: int) -> int:
         return chance.randrange(most) * PAGE_BYTES
 
+    workloads = simulation.workloads
+    one = chance.choice(sorted(workloads) or [0])
+    known = workloads.get(one)
+    draw = chance.random()
+    if known is None or (draw < 0.04 and len(workloads) < 8):
+        need = Need(PAGE_BYTES + size(chance.choice((20, 34, 90))), size(22), size(12))
+        learns = chance.random() < 0.1
+        simulation.open(
+            None if learns else need,
+            chance.randint(1, 3),
+            chance.choice((None, 0, 1)),
+            movable=chance.random() < 0.7,
+        )
+    elif draw < 0.06:
+        simulation.close(one)
+    elif draw < 0.07 or (draw < 0.2 and any(simulation.paused)):
+        device = chance.randrange(2)
+        simulation.pause(device, on=not simulation.paused[device])
+    elif draw < 0.09:
+        simulation.change_memory(chance.randrange(2), size(30))
+    elif simulation.clearing and draw < 0.5:
+        simulation.clear(chance.choice(sorted(simulation.clearing)))
+    elif draw > 0.7 and (moving := sorted(simulation.leaving | simulation.returning)):
+        simulation.move(chance.choice(moving))
+    elif known.device is None:
+        simulation.wait(chance.randrange(40))
+    elif draw < 0.13 and known.opened.need is None:
+        simulation.fit(one, (chance.random(), chance.random(), chance.random()))
+    elif draw < 0.11:
+        simulation.grow(one, size(40))
+    elif draw < 0.17:
+        simulation.allocate(one, 1 + size(6), temporary=known.iterating and draw < 0.15)
+    elif draw < 0.18:
+        simulation.free(one, chance.randrange(20))
+    elif draw < 0.182:
+        simulation.lose_host(chance.randrange(2))
+    elif known.standing and draw < 0.6:
+        simulation.wait(chance.choice((1, 5, 30, 600)))
+        if known.standing:
+            simulation.go_on(one)
+    elif known.standing and draw < 0.65:
+        simulation.idle(one)
+    elif known.iterating:
+        simulation.wait(chance.choice((1, 5, 30, 600)))
+        simulation.end(one, chance.choice((0, 0, 20)))
+    elif known.asks_since is None:
+        simulation.ask(one)
+    else:
+        simulation.wait(chance.randrange(40))
+
+
+def history(seed: int, steps: int = STEPS) -> Simulation:
+    """Run a random history in which workloads come, iterate, overstay, grow and die."""
+    chance = random.Random(seed)
+    simulation = Simulation()
     for _ in range(steps):
-        workloads = simulation.workloads
-        one = chance.choice(sorted(workloads) or [0])
-        known = workloads.get(one)
-        draw = chance.random()
-        if known is None or (draw < 0.04 and len(workloads) < 8):
-            need = Need(PAGE_BYTES + size(chance.choice((20, 34, 90))), size(22), size(12))
-            learns = chance.random() < 0.1
-            simulation.open(
-                None if learns else need,
-                chance.randint(1, 3),
-                chance.choice((None, 0, 1)),
-                movable=chance.random() < 0.7,
-            )
-        elif draw < 0.06:
-            simulation.close(one)
-        elif draw < 0.07 or (draw < 0.2 and any(simulation.paused)):
-            device = chance.randrange(2)
-            simulation.pause(device, on=not simulation.paused[device])
-        elif draw < 0.09:
-            simulation.change_memory(chance.randrange(2), size(30))
-        elif simulation.clearing and draw < 0.5:
-            simulation.clear(chance.choice(sorted(simulation.clearing)))
-        elif draw > 0.7 and (moving := sorted(simulation.leaving | simulation.returning)):
-            simulation.move(chance.choice(moving))
-        elif known.device is None:
-            simulation.wait(chance.randrange(40))
-        elif draw < 0.13 and known.opened.need is None:
-            simulation.fit(one, (chance.random(), chance.random(), chance.random()))
-        elif draw < 0.11:
-            simulation.grow(one, size(40))
-        elif draw < 0.17:
-            simulation.allocate(one, 1 + size(6), temporary=known.iterating and draw < 0.15)
-        elif draw < 0.18:
-            simulation.free(one, chance.randrange(20))
-        elif draw < 0.182:
-            simulation.lose_host(chance.randrange(2))
-        elif known.standing and draw < 0.6:
-            simulation.wait(chance.choice((1, 5, 30, 600)))
-            if known.standing:
-                simulation.go_on(one)
-        elif known.standing and draw < 0.65:
-            simulation.idle(one)
-        elif known.iterating:
-            simulation.wait(chance.choice((1, 5, 30, 600)))
-            simulation.end(one, chance.choice((0, 0, 20)))
-        elif known.asks_since is None:
-            simulation.ask(one)
-        else:
-            simulation.wait(chance.randrange(40))
+        random_step(simulation, chance)
     return simulation
 
 

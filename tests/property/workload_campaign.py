@@ -2,6 +2,9 @@
 
     python -m tests.property.workload_campaign [--events N] [--seconds S] [--file FILE]
 
+Beside its own rules the machine has one that lets thirty things happen at random from a number that
+Hypothesis draws, as a rule of its own costs more than what happens.
+
 Goes on where the last run ended: what happened is added up by kind in FILE, by default
 bench/results/workload_campaign.json. Each part of some thousand events is a Hypothesis run of its
 own with examples of its own; a violation ends the run with Hypothesis' smallest example.
@@ -11,24 +14,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from tests.property.test_workloads import Workloads
+from tests.property.test_workloads import Workloads, random_step
 
 FILE = Path(__file__).resolve().parents[2] / "bench" / "results" / "workload_campaign.json"
 PART = settings(
-    max_examples=40,
-    stateful_step_count=150,
+    max_examples=60,
+    stateful_step_count=100,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+class Bursts(Workloads):
+    """The state machine with a rule that has much happen."""
+
+    @precondition(lambda self: self._admitted)
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def burst(self, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(30):
+            random_step(self.simulation, chance)
 
 
 def main() -> int:
@@ -45,7 +61,7 @@ def main() -> int:
     while done.total() < options.events and time.monotonic() < until:
         Workloads.done.clear()
         began = time.process_time()
-        run_state_machine_as_test(Workloads, settings=PART)
+        run_state_machine_as_test(Bursts, settings=PART)
         seconds += time.process_time() - began
         done += Workloads.done
         found = {
