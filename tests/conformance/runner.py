@@ -6,10 +6,12 @@ The comparison is `tests.conformance.suite.comparison`; nothing here knows a cas
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.compiler.kernel_names import plain_names
@@ -17,6 +19,7 @@ from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.nvrtc import compile_cuda, nvrtc_version
+from gpud.device import jit
 from gpud.device.interface import Device, LaunchSpec
 from tests.conformance.suite import find
 from tests.conformance.suite.case import (
@@ -45,6 +48,14 @@ def straight(blocks: int = 3) -> Conduct:
         job.result(DEFAULT_TIMEOUT_S)
 
     return conduct
+
+
+@contextmanager
+def drafts() -> Iterator[None]:
+    """Within this context the CPU device compiles as for a first launch: a tenth of the time."""
+    with pytest.MonkeyPatch.context() as change:
+        change.setattr(jit, "object_code", functools.partial(jit.object_code, draft=True))
+        yield
 
 
 @functools.cache

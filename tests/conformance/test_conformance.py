@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
 from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import (
+    drafts,
     headers_installed,
     problems_of,
     rewritten,
@@ -58,14 +60,20 @@ def _skip_without_headers(case: Case) -> None:
 
 
 def agree(case: Case, device: Any, forms: Sequence[CaseForm]) -> None:
-    """Run the case in each of ``forms`` that it has: NumPy's values, and the first form's bytes."""
+    """Run the case in each of ``forms`` that it has: NumPy's values, and the first form's bytes.
+
+    The unmodified kernel, which nobody runs, is compiled with hardly any optimisation. But not
+    those of single instructions: which NaN an atomic sum gives depends on LLVM.
+    """
     _skip_without_headers(case)
     first: Results | None = None
     for form in forms:
         if form not in case.forms:
             continue
         conduct = straight(case.blocks if form == "unmodified" else 5)
-        run = run_case(device, case, form, conduct=conduct)
+        draft = form == "unmodified" and not case.opcodes
+        with drafts() if draft else nullcontext():
+            run = run_case(device, case, form, conduct=conduct)
         assert problems_of(run) == [], form
         results = run.results()
         if case.opcodes:
@@ -103,8 +111,8 @@ def test_opcodes_agree_with_their_references(case: Case, device: Any) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", OPCODES, ids=NAME)
-def test_opcodes_in_all_forms(case: Case, device: Any) -> None:
-    agree(case, device, FORMS)
+def test_opcodes_in_the_other_forms(case: Case, device: Any) -> None:
+    agree(case, device, ("unmodified", "sliced", "whole"))
 
 
 @pytest.mark.parametrize("claims", [Claims(4), Claims(1, 1), Claims(3, 2)], ids=str)

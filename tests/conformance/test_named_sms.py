@@ -15,7 +15,8 @@ import pytest
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import pack_parameters
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, words
 
 SOURCE = r"""
 extern "C" __global__ void work(unsigned* gate, unsigned* where, unsigned* out) {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 
 TIMEOUT_S = 60.0
 GRACE_S = 3  # a busy machine must come to the kill flag in this time

@@ -20,7 +20,7 @@ import gpud_client as gc
 from gpud.config import load
 from gpud.server.daemon import Daemon
 from tests.gpu import host_process
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 
 TIMEOUT_S = 60.0
 _T = TypeVar("_T")

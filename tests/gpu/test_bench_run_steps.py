@@ -19,7 +19,7 @@ from bench.gpu.steps import OPTIONS, SELECTIONS, STEPS, Step
 from bench.gpu.summary_rows import rows
 from tests.conformance.suite import CASES
 from tests.gpu.test_conformance import part_of
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "tests" / "driver_model" / "site"

@@ -9,7 +9,8 @@ import pytest
 from gpud.device.interface import LaunchSpec
 from tests.conformance.test_named_sms import SOURCE
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, words
 
 THREADS = 1024
 

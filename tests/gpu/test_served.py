@@ -23,7 +23,7 @@ from gpud.wire import messages as wm
 from gpud_client.connection.pending import Request
 from tests.gpu.host_process import MEMORY_BYTES
 from tests.gpu.served_daemon import TIMEOUT_S, Served
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 
 SOURCE = r"""
 extern "C" __global__ void add(int* x, int value) {

@@ -29,8 +29,8 @@ from tests.driver_model import CPUDriver
 from tests.gpu.host_process import MEMORY_BYTES
 from tests.gpu.served_daemon import Served
 from tests.support.record_pytorch import train as train_with_pytorch
+from tests.support.waiting import until
 from tests.unit.client.test_kinds import RECORDING
-from tests.unit.cpu.device_helpers import until
 
 GRANULE = 2 << 20
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 
 import gpud_client as gc
 from tests.conformance.suite import find
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 
 TIMEOUT_S = 60.0
 

@@ -9,8 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.support.daemon_process import DaemonProcess
+from tests.support.waiting import until
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 GPUD = [sys.executable, "-m", "gpud"]
@@ -95,15 +95,8 @@ class Daemon(DaemonProcess):
             found[:] = [row["id"] for row in self.json("ps")["jobs"] if row["state"] == state]
             return bool(found)
 
-        wait_until(there)
+        until(there)
         return found[0]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + START_S
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        select.select([], [], [], 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +347,7 @@ def test_a_job_is_seen_resized_and_cancelled_from_another_shell(daemon: Daemon) 
 
         assert daemon.json("resize", job, "--quota", "50%")["quota"] == "1"
         assert daemon.gpuctl("resize", job, "--reservation", "1")[0] == 1
-        wait_until(lambda: daemon.json("ps")["jobs"][0]["allocation"] == "1")
+        until(lambda: daemon.json("ps")["jobs"][0]["allocation"] == "1")
 
         assert daemon.gpuctl("cancel", job)[:2] == (0, f"job {job} is being ended\n")
         _, err = command.communicate(timeout=60)

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import gpud_client as gc
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 SOURCE = r"""
@@ -79,17 +79,12 @@ def test_lanes_end_with_their_devices_process(gpu: gc.Session) -> None:
     for job in jobs:
         error = job.exception(LIMIT_S)
         assert isinstance(error, gc.DeviceLost)
-    end = time.monotonic() + LIMIT_S
-    while not (first.closed and second.closed):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: first.closed and second.closed)
     for lane in (first, second):
         with pytest.raises(gc.DeviceLost):
             add.submit(1, 1, (out,), stream=lane)
         lane.close()
-    while gpu.query("status")["devices"][0]["state"] != "ready":
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: gpu.query("status")["devices"][0]["state"] == "ready")
     again = gpu.zeros(1, np.uint32)
     with gpu.lane(reservation=2) as lane:
         add.submit(1, 1, (again,), stream=lane).result(LIMIT_S)

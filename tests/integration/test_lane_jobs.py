@@ -7,13 +7,14 @@ import concurrent.futures
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import gpud_client as gc
+from tests.support.waiting import until
 
 LIMIT_S = 30.0
 SOURCE = r"""
@@ -27,13 +28,6 @@ extern "C" __global__ void gated(volatile unsigned* flag, unsigned free) {
 extern "C" __global__ void raise(unsigned* flag) { flag[0] = 1; }
 extern "C" __global__ void says(int value) { printf("%d\n", value); }
 """
-
-
-def wait_until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +58,7 @@ class Held:
 def test_a_running_job_tells_its_progress_and_what_it_costs(gpu: gc.Session, lane: gc.Lane) -> None:
     held = Held(gpu, lane)
     job = held.job
-    wait_until(lambda: job.progress == (3, 4))
+    until(lambda: job.progress == (3, 4))
     assert (job.state, job.running(), job.done()) == ("running", True, False)
     assert job.allocation == Fraction(1)
     first, then = job.stats, job.stats
@@ -94,7 +88,7 @@ def test_a_sequence_tells_its_progress_launch_by_launch(gpu: gc.Session, lane: g
     add, gated = gpu.kernel(SOURCE, "add"), gpu.kernel(SOURCE, "gated")
     launches = [add.call(5, 1, (out,)), gated.call(4, 1, (flag, 2)), add.call(7, 1, (out,))]
     job = gpu.sequence(launches, stream=lane)
-    wait_until(lambda: job.progress == (7, 16))
+    until(lambda: job.progress == (7, 16))
     gpu.kernel(SOURCE, "raise").submit(1, 1, (flag,)).result(LIMIT_S)
     job.result(LIMIT_S)
     assert job.progress == (16, 16)
@@ -201,9 +195,9 @@ def test_it_is_a_future_wherever_one_is_taken(gpu: gc.Session, lane: gc.Lane) ->
     told: list[object] = []
     held.job.add_done_callback(told.append)
     held.let_go()
-    wait_until(lambda: told == [held.job])
+    until(lambda: told == [held.job])
     held.job.add_done_callback(told.append)
-    wait_until(lambda: told == [held.job] * 2)
+    until(lambda: told == [held.job] * 2)
 
     async def waits() -> None:
         job = add.submit(1, 1, (out,), stream=lane)
@@ -282,9 +276,9 @@ def test_a_deadline_orders_lanes_that_wait_for_their_share(gpu: gc.Session) -> N
     with concurrent.futures.ThreadPoolExecutor() as threads:
         with gpu.lane(reservation=2):
             late = threads.submit(opening, "late", None)
-            wait_until(lambda: _waiting(gpu) == 1)
+            until(lambda: _waiting(gpu) == 1)
             soon = threads.submit(opening, "soon", 5.0)
-            wait_until(lambda: _waiting(gpu) == 2)
+            until(lambda: _waiting(gpu) == 2)
         late.result(LIMIT_S)
         soon.result(LIMIT_S)
     assert opened == ["soon", "late"]

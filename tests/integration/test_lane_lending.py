@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 
 import gpud_client as gc
 from gpud_client.cli.app import app
+from tests.support.waiting import until
 
 LIMIT_S = 30.0
 SOURCE = r"""
@@ -28,13 +28,6 @@ extern "C" __global__ void count(unsigned* ran) { atomicAdd(&ran[blockIdx.x], 1u
 """
 
 
-def wait_until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
-
-
 class Beside:
     """An offline job that could use all of a device with two SMs."""
 
@@ -44,7 +37,7 @@ class Beside:
         self.job = gpu.kernel(SOURCE, "work").submit(1 << 24, 256, (self.done,))
 
     def has(self, sms: int) -> None:
-        wait_until(lambda: self.job.allocation == Fraction(sms))
+        until(lambda: self.job.allocation == Fraction(sms))
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_an_idle_lane_lends_its_share_and_has_it_for_each_launch(
 def test_what_a_lane_lends_is_shown(gpu: gc.Session, beside: Beside) -> None:
     with gpu.lane(reservation=1):
         beside.has(2)
-        wait_until(lambda: rows(gpu)["online"]["state"] == "idle")
+        until(lambda: rows(gpu)["online"]["state"] == "idle")
         row = rows(gpu)["online"]
         assert row["waits_for"] == "lends 1 SM; 1 job gives 1 back at its next launch"
         assert row["allocation"] == "0"
@@ -95,6 +88,6 @@ def test_a_promise_is_kept_from_other_reservations(gpu: gc.Session, beside: Besi
     with gpu.lane(reservation=1):
         beside.has(2)
         job = count.submit(1, 1, (ran,), reservation=2, stream=gpu.stream())
-        wait_until(lambda: job.state == "waiting")
+        until(lambda: job.state == "waiting")
         assert not job.done()
     job.result(timeout=LIMIT_S)

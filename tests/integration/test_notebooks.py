@@ -15,6 +15,7 @@ import pytest
 
 import gpud_client as gc
 from tests.integration.daemon_world import until as eventually
+from tests.support.waiting import until
 
 IPython: Any = pytest.importorskip("IPython", reason="IPython is in the extra dev")
 
@@ -52,13 +53,6 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # its history of what was typed
     yield Notebook()
     IPython.core.interactiveshell.InteractiveShell.clear_instance()
-
-
-def until(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_job_is_shown_anew_until_it_has_ended(notebook: Notebook) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
+from tests.support.waiting import until
 from tests.unit.client.fake_daemon import BASE, TIMEOUT_S, FakeDaemon
-from tests.unit.client.test_jobs import wait_until
 
 
 def test_what_an_array_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
@@ -321,7 +321,7 @@ def test_lost(gpu: gc.Session, daemon: FakeDaemon) -> None:
     x = gpu.array([1, 2, 3])
     view = x.numpy()
     daemon.drop()
-    wait_until(lambda: not _works(gpu))
+    until(lambda: not _works(gpu))
     with pytest.raises(gc.ConnectionLost, match="values are gone"):
         x.get()
     assert view.tolist() == [1, 2, 3]

@@ -18,6 +18,7 @@ import gpud_client as gc
 from gpud.errors import IllegalAddress, JobCancelled
 from gpud.wire import messages as wm
 from gpud_client.launch import unretrieved
+from tests.support.waiting import until
 from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
 ARGS = (2.0, None, None, 7)
@@ -223,16 +224,7 @@ def test_a_callback_runs_before_the_waiter_goes_on(daemon: FakeDaemon, job: gc.J
     job.add_done_callback(calls.append)
     daemon.finish(1)
     job.result(TIMEOUT_S)
-    wait_until(lambda: calls == [job])
-
-
-def wait_until(condition: Any) -> None:
-    end = threading.Event()
-    for _ in range(int(TIMEOUT_S / 0.005)):
-        if condition():
-            return
-        end.wait(0.005)
-    raise AssertionError("it never came to be")
+    until(lambda: calls == [job])
 
 
 def test_a_failure_that_nobody_asked_for_is_logged(
@@ -247,7 +239,7 @@ def test_a_failure_that_nobody_asked_for_is_logged(
     with caplog.at_level(logging.ERROR, "gpud_client"):
         del asked, forgotten
         garbage.collect()
-        wait_until(lambda: "0xbb" in caplog.text)
+        until(lambda: "0xbb" in caplog.text)
     assert "0xaa" not in caplog.text
 
 
@@ -349,7 +341,7 @@ def test_closing_ends_the_waits_of_other_threads(
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         wait = threads.submit(job.result)
-        wait_until(lambda: job._waiting)
+        until(lambda: job._waiting)
         gpu.close()
         with pytest.raises(gc.JobCancelled):
             wait.result(TIMEOUT_S)

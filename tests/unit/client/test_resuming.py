@@ -9,8 +9,8 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
+from tests.support.waiting import until
 from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
-from tests.unit.client.test_jobs import wait_until
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_what_had_not_begun_is_submitted_again(daemon: FakeDaemon, gpu: gc.Sessi
     third = saxpy.submit(1, 32, (1.0, x, None, 7), after=[begun, second], weight=3, timeout=5)
     daemon.wait_for(wm.Submit, 4)
     daemon.send(wm.Began(1))
-    wait_until(lambda: begun._begun)
+    until(lambda: begun._begun)
     view[1] = 5
     daemon.drop()
     with pytest.raises(gc.ConnectionLost, match=r"job 1\.1 \(saxpy\) had begun .* submit it again"):
@@ -130,7 +130,7 @@ def test_the_next_daemon_ends_too(daemon: FakeDaemon, gpu: gc.Session) -> None:
 
     daemon.answer[wm.Allocate] = allocate
     daemon.drop()
-    wait_until(lambda: left[0] <= 0)
+    until(lambda: left[0] <= 0)
     assert gpu.query("status")["topic"] == "status"
     assert x.get().tolist() == [1.0, 2.0]
     assert daemon.sessions == 4
@@ -141,7 +141,7 @@ def test_memory_that_another_session_has_now(daemon: FakeDaemon, gpu: gc.Session
     refusal = gc.InvalidArgument("the addresses are another session's")
     daemon.answer[wm.Allocate] = lambda message: daemon.fail(message, refusal)
     daemon.drop()
-    wait_until(lambda: gpu.closed)
+    until(lambda: gpu.closed)
     with pytest.raises(gc.ConnectionLost, match=r"of 24 bytes .* cannot be made again: the addr"):
         gpu.query("status")
     with pytest.raises(gc.ConnectionLost, match="connect again"):

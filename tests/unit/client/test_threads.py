@@ -16,8 +16,8 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
+from tests.support.waiting import until
 from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
-from tests.unit.client.test_jobs import wait_until
 
 ARGS = (2.0, None, None, 7)
 
@@ -56,7 +56,7 @@ def test_it_is_read_when_nobody_waits(daemon: FakeDaemon, saxpy: gc.Kernel) -> N
         daemon.wait_for(wm.Submit, number)
         daemon.finish(number)
         if number % 2:
-            wait_until(job.done)
+            until(job.done)
         else:
             job.result(TIMEOUT_S)
 
@@ -82,7 +82,7 @@ def test_nothing_wakes_while_nothing_arrives(daemon: FakeDaemon, saxpy: gc.Kerne
         threading.Event().wait(0.2)
         return switches() == before
 
-    wait_until(quiet)
+    until(quiet)
     assert not job.done()
 
 
@@ -172,11 +172,11 @@ def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: FakeDaemon, gpu: g
 def test_an_interrupt_while_waiting_loses_nothing(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     """It sleeps; one that reads is interrupted in test_socket_reader.py."""
     saxpy._channel.call_back(always=True)
-    wait_until(lambda: not saxpy._channel._reader.lent)
+    until(lambda: not saxpy._channel._reader.lent)
     job = saxpy.submit(1, 32, ARGS)
 
     def interrupt() -> None:
-        wait_until(lambda: job._waiting)
+        until(lambda: job._waiting)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -290,7 +290,7 @@ def test_nothing_is_left_open(daemon: FakeDaemon) -> None:
             gpu.kernel("", "saxpy").submit(1, 32, ARGS)
         daemon.wait_for(type(None))
         os.close(daemon.arena.pop(0))
-    wait_until(lambda: len(list(descriptors.iterdir())) <= before)
+    until(lambda: len(list(descriptors.iterdir())) <= before)
     assert not [one for one in threading.enumerate() if one.name.startswith("gpud_client")]
 
 
@@ -299,5 +299,5 @@ def test_closing_in_a_callback(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Ke
     daemon.wait_for(wm.Submit)
     job.add_done_callback(lambda _: gpu.close())
     daemon.finish(1)
-    wait_until(lambda: gpu.closed)
+    until(lambda: gpu.closed)
     daemon.wait_for(type(None))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,15 +31,6 @@ def words(device: Device, count: int, value: int = 0) -> tuple[Memory, Array]:
 def pointer(memory: Memory) -> bytes:
     """A pointer argument."""
     return int(memory.address).to_bytes(8, "little")
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until a condition holds; fail if it never does."""
-    never_set = threading.Event()
-    end = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < end, "the condition never came to hold"
-        never_set.wait(0.001)
 
 
 @cache

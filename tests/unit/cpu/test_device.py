@@ -11,7 +11,8 @@ import pytest
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.errors import LaunchConfigError
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, Array, cuda, pointer, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, Array, cuda, pointer, words
 
 SOURCE = r"""
 extern "C" __global__ void gated(unsigned* started, const volatile unsigned* gate) {

@@ -20,7 +20,8 @@ from gpud.device.cpu.scheduling.persistent_block import word_of
 from gpud.device.interface import LaunchSpec
 from gpud.errors import CompileError
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import TIMEOUT_S, until
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import TIMEOUT_S
 
 SOURCE = r"""
 extern "C" __global__ void k(int* ran, int* out, int loops, volatile int* open) {

@@ -19,7 +19,8 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.program.by_value import pass_by_value
 from gpud.device.cuda.program.count_chunks import count_chunks
 from gpud.device.cuda.program.report_blocks import report_blocks
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, until
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S
 from tests.unit.cuda.test_forward_news import BLOCKS, SOURCE, TOTAL, Running
 
 

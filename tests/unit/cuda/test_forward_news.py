@@ -22,7 +22,8 @@ from gpud.device.cuda.program.forward_news import HASH, add_news, look_limit
 from gpud.device.cuda.program.report_blocks import report_blocks
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, until
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 SOURCE = r"""

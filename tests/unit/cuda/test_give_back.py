@@ -28,7 +28,8 @@ from gpud.device.cuda.program.give_back import (
     stack_head,
 )
 from gpud.device.cuda.program.report_blocks import report_blocks
-from tests.unit.cpu.device_helpers import TIMEOUT_S, until
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import TIMEOUT_S
 
 SOURCE = r"""
 extern "C" __global__ void k(unsigned* ran, int loops) {

@@ -9,7 +9,7 @@ import numpy as np
 from gpud.device.cuda.launch.active_launch import ActiveLaunch
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 from tests.unit.cuda.model_runs import device_of, drive, launches
 
 

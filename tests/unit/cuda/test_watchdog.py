@@ -19,7 +19,7 @@ from gpud.device.interface import LaunchSpec
 from gpud.errors import DeviceLost
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
 
 _LONG_S = 60.0

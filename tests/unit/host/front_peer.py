@@ -20,7 +20,8 @@ from gpud.device.host import messages as m
 from gpud.errors import from_wire
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
-from tests.unit.cpu.device_helpers import OPEN, Array, rewritten, until
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, Array, rewritten
 
 TIMEOUT_S = 30.0
 Event = TypeVar("Event")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpud.device.host.command_thread import CommandThread
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 
 WAIT_S = 30
 

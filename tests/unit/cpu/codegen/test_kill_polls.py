@@ -8,8 +8,9 @@ from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Form, LaunchSpec, Memory
 from tests.support.resizable_run import ResizableRun
+from tests.support.waiting import until
 from tests.unit.cpu.codegen.checked_arena import ptx
-from tests.unit.cpu.device_helpers import TIMEOUT_S, Array, pointer, until, words
+from tests.unit.cpu.device_helpers import TIMEOUT_S, Array, pointer, words
 from tests.unit.cpu.lower.instruction_runner import optimised
 
 ENDLESS = r"""

@@ -13,16 +13,8 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.module import CPUKernel
 from gpud.device.interface import Form, LaunchSpec, Memory
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import (
-    OPEN,
-    TIMEOUT_S,
-    Array,
-    cuda,
-    pointer,
-    rewritten,
-    until,
-    words,
-)
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, Array, cuda, pointer, rewritten, words
 
 SOURCE = r"""
 extern "C" __device__ int printf(const char*, ...);

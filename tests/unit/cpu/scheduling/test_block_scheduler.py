@@ -17,7 +17,8 @@ from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.interface import LaunchSpec
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, words
 from tests.unit.cpu.scheduling.gated_runs import Work, make
 
 M = 4

@@ -10,7 +10,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Form
 from gpud.errors import InvalidArgument
 from gpud.units import Partitions
-from tests.unit.cpu.device_helpers import until
+from tests.support.waiting import until
 from tests.unit.cpu.scheduling.gated_runs import Work, make
 
 M = 4

@@ -13,7 +13,8 @@ from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import LaunchConfigError
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, words
 from tests.unit.cpu.scheduling.gated_runs import FORMS, RESIZABLE, SOURCE, TOTAL, make
 
 # -- to the end --------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from gpud.device.cpu.scheduling import persistent_block
 from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import KernelTrap
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import TIMEOUT_S, cuda, pointer, rewritten, words
 from tests.unit.cpu.scheduling.gated_runs import FORMS, make
 
 FAILING = r"""

@@ -17,16 +17,8 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Form, LaunchSpec, Memory
 from gpud.errors import KernelTrap
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import (
-    OPEN,
-    TIMEOUT_S,
-    Array,
-    cuda,
-    pointer,
-    rewritten,
-    until,
-    words,
-)
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, Array, cuda, pointer, rewritten, words
 from tests.unit.cpu.scheduling.gated_runs import SOURCE as GATED
 
 SOURCE = (

@@ -12,7 +12,8 @@ from gpud.device.cpu.scheduling import run as run_module
 from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import KernelTrap
 from tests.support.resizable_run import ResizableRun
-from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, rewritten, until, words
+from tests.support.waiting import until
+from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, rewritten, words
 
 SOURCE = r"""
 // Each task block waits for the next one, as if all were resident.
