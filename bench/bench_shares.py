@@ -17,7 +17,7 @@ how many offline jobs give way to a request. On a device whose SMs are more than
 cores, an SM is a share of a core; by default there is one SM, so that other programs do not count.
 
 Prints a table, writes bench/results/shares.json and docs/images/shares.png; with --short it only
-prints. Takes less than two minutes.
+prints. Takes three minutes.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ def main() -> int:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu:1")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of bursts on the device")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of bursts on the device")
     parser.add_argument("--short", action="store_true", help="little of each; writes no file")
     options = parser.parse_args()
     before, began = load(), time.monotonic()

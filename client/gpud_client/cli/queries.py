@@ -257,8 +257,8 @@ def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
         time.sleep(_POLL_S)
 
 
-def headline(status: Mapping[str, Any]) -> str:
-    """One line about the daemon, the most important facts first."""
+def headline(status: Mapping[str, Any], width: int | None = None) -> str:
+    """One line about the daemon, the most important facts first, as many as have room."""
     parts = [f"gpud {status.get('version', '?')}"]
     if not status.get("bounds_checks", True):
         parts.append("BOUNDS CHECKS OFF")
@@ -274,4 +274,7 @@ def headline(status: Mapping[str, Any]) -> str:
         parts.append(f"{status['clients']} connected")
     if "policy" in status:
         parts.append(f"policy {status['policy']}")
-    return ", ".join([*parts, f"pid {status.get('pid', '?')}"])
+    parts.append(f"pid {status.get('pid', '?')}")
+    while width is not None and len(", ".join(parts)) > width and len(parts) > 1:
+        del parts[-1]
+    return ", ".join(parts)

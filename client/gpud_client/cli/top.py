@@ -164,7 +164,9 @@ def picture(look: Mapping[str, Any], view: TopView, width: int, height: int | No
     from rich.text import Text
 
     status = look["status"]
-    lines: list[Any] = [Text(headline(status), style="bold", no_wrap=True, overflow="ellipsis")]
+    lines: list[Any] = [
+        Text(headline(status, width), style="bold", no_wrap=True, overflow="ellipsis")
+    ]
     jobs = view.jobs
     for number, device in enumerate(status.get("devices", [])):
         theirs = [job for job in look["jobs"] if job.get("device") == number]
@@ -301,6 +303,8 @@ def _device(
     drawn.append(shares)
     if short:
         return [Text(f"{name} ", no_wrap=True) + drawn + Text(more)]
+    room = max(width - len(more), 12)  # the name is cut, not what changes
+    name = name if len(name) <= room else f"{name[: room - 1]}…"
     return [Text(name + more, no_wrap=True, overflow="ellipsis"), drawn]
 
 

@@ -184,6 +184,23 @@ def test_it_fits_the_screen(width: int, height: int) -> None:
     )
 
 
+def test_in_few_columns_nothing_that_changes_is_cut() -> None:
+    from rich.console import Console
+
+    device = LOOK["status"]["devices"][0] | {
+        "name": "CPU device, 2 virtual SMs of compute capability 9.0",
+        "memory_used_bytes": 40 << 10, "memory_bytes": 118 << 30,
+    }  # fmt: skip
+    status = {**LOOK["status"], "devices": [device], "uptime_s": 1e5, "pid": 4194303}
+    target = Console(width=80, record=True, file=io.StringIO())
+    target.print(picture({"status": status, "jobs": [RUNNING]}, view_of(RUNNING), 80, 24))
+    first, second = target.export_text().splitlines()[:2]
+    assert "…" not in first
+    assert "memory 40 KiB of 118 GiB" in second
+    assert second.startswith("0: CPU device, 2 virtual SMs")
+    assert len(second.rstrip()) <= 80
+
+
 # -- on a terminal -------------------------------------------------------------------------------
 
 
