@@ -119,7 +119,7 @@ class Machine:
         while not sites:
             time.sleep(0.001)
         self.number = 0
-        self.watch = LaneWatch(LANE, self.lane, self.lending, HOLD_S, self._lost)
+        self.watch = LaneWatch(LANE, self.lane, self.lending, HOLD_S, self._lost, lambda: True)
         self.watch.start()
 
     def _lost(self, error: BaseException) -> None:

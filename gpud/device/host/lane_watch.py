@@ -5,13 +5,16 @@ has to notice that nothing has come for a while, and be there when the next laun
 lane has no block on any SM then.
 
 Approach: a thread for each lane. While something runs in the lane it looks at it every few hold
-times, and again after one once nothing does. If nothing has come since the last look, the lane
+times, and again after one once nothing does. Where nothing runs outside of lanes, nobody would use
+what is lent at once, and these times are longer: a look, and lending in vain, take more of a core
+than a launch. If nothing has come since the last look, the lane
 gives up its blocks, and the thread itself sleeps on the word that the client's next launch changes.
 When it does, the thread carries out the take-back plan and lets the lane have its blocks back,
 which start as room comes free.
 
 Properties:
-* a lane is lent only after it was idle for the hold time, at most `BUSY_HOLDS` more of them;
+* a lane is lent only after it was idle for the hold time, at most `BUSY_HOLDS` more of them; or
+  with `ALONE_S` as hold time;
 * a launch that comes while the lane is being lent is run: the lane is looked at again after it has
   given up its blocks;
 * the front hears of each wake after the launch may begin, and not before;
@@ -27,11 +30,16 @@ from typing import Protocol
 
 from gpud.device.host.lending import Lending, PlannedLane
 
-__all__ = ["BUSY_HOLDS", "LONGEST_S", "LaneWatch", "LendableLane"]
+__all__ = ["ALONE_S", "BUSY_HOLDS", "LONGEST_S", "LaneWatch", "LendableLane"]
 
 
 BUSY_HOLDS = 2
 """Hold times between two looks at a lane in use: a look takes some 10 us of a core."""
+
+
+ALONE_S = 0.02
+"""The shortest hold time while nothing but lanes runs on the device. A job that the front has
+waiting for the share of a lane gets it that much later, once."""
 
 
 LONGEST_S = 0.02
@@ -72,6 +80,7 @@ class LaneWatch:
         lending: carries out plans, and reports.
         hold_s: how long nothing must have come before the lane lends its share.
         lost: called with an exception that nobody expects.
+        wanted: whether something runs on the device that could use what is lent.
     """
 
     def __init__(
@@ -81,7 +90,9 @@ class LaneWatch:
         lending: Lending,
         hold_s: float,
         lost: Callable[[BaseException], None],
+        wanted: Callable[[], bool],
     ) -> None:
+        self._wanted = wanted
         self._number = number
         self._lane = lane
         self._lending = lending
@@ -112,7 +123,8 @@ class LaneWatch:
         while not self._stopped.is_set():
             self._pause(pause_s)
             now = self._lane.activity()
-            pause_s = self._hold_s * (BUSY_HOLDS if now is None else 1)
+            hold_s = self._hold_s if self._wanted() else max(ALONE_S, self._hold_s)
+            pause_s = hold_s * (BUSY_HOLDS if now is None else 1)
             if now is None or now != before:
                 before = now
                 continue

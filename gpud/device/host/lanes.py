@@ -104,7 +104,9 @@ class Lanes:
         self._jobs[command.job] = running
         self._lanes[command.job] = lane
         running.start(lane)
-        watch = LaneWatch(command.job, lane, self._lending, self._hold_s, self._lost)
+        watch = LaneWatch(
+            command.job, lane, self._lending, self._hold_s, self._lost, self._lending_pays
+        )
         self._watches[command.job] = watch
         watch.start()
 
@@ -135,6 +137,10 @@ class Lanes:
         watch = self._watches.pop(job, None)
         if watch is not None:
             watch.stop()
+
+    def _lending_pays(self) -> bool:
+        """Return whether anything but lanes runs. From any thread."""
+        return len(self._jobs) > len(self._lanes)
 
     def _lane(self, job: int) -> Any:
         lane = self._lanes.get(job)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from gpud.device.host import messages as m
-from gpud.device.host.lane_watch import LaneWatch
+from gpud.device.host.lane_watch import ALONE_S, BUSY_HOLDS, LaneWatch
 from gpud.device.host.lending import Lending
 from gpud.device.host.running_job import RunningJob
 from gpud.units import JobId
@@ -64,7 +65,7 @@ class FakeLane:
 class Case:
     """A watched lane beside a job with 4 slices."""
 
-    def __init__(self, hold_s: float = 0.001) -> None:
+    def __init__(self, hold_s: float = 0.001, *, wanted: bool = True) -> None:
         self.told: list[str] = []
         self.sent: list[Any] = []
         self.woke = threading.Event()
@@ -77,7 +78,9 @@ class Case:
         self.told.clear()
         self.lane = FakeLane(self.told)
         self.lending = Lending({7: job}, self.send)
-        self.watch = LaneWatch(LANE, self.lane, self.lending, hold_s, self.problems.append)
+        self.watch = LaneWatch(
+            LANE, self.lane, self.lending, hold_s, self.problems.append, lambda: wanted
+        )
         self.watch.start()
 
     def send(self, event: Any) -> None:
@@ -149,3 +152,20 @@ def test_a_lane_that_cannot_be_taken_up_is_the_devices_fault() -> None:
     case.lane.record.set()
     case.watch._thread.join(TIMEOUT_S)
     assert case.problems == [problem]
+
+
+def test_a_lane_beside_lanes_alone_is_looked_at_less_often_and_lent_later() -> None:
+    began = time.monotonic()
+    case = Case(hold_s=0.0002, wanted=False)
+    case.wait_until_idle()
+    assert time.monotonic() - began >= ALONE_S
+    case.watch.stop()
+    case.watch._thread.join(TIMEOUT_S)
+    case = Case(hold_s=0.0002, wanted=False)
+    case.lane.launches = None  # it is in use
+    began = time.monotonic()
+    for _ in range(4):
+        assert case.lane.looks.acquire(timeout=TIMEOUT_S)
+    assert time.monotonic() - began >= 2 * BUSY_HOLDS * ALONE_S
+    case.watch.stop()
+    case.watch._thread.join(TIMEOUT_S)

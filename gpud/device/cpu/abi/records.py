@@ -104,6 +104,8 @@ SM, _sm_head = _fields(
     ("next_turn_ns", "i64"),
     ("turn_since_ns", "i64"),
     ("virtual_ns", "i64"),
+    ("processor_ns", "i64"),
+    ("short_ns", "i64"),
     ("shares", "i32"),
     ("doorbell", "i32"),
     ("sleeping", "i32"),
@@ -125,7 +127,8 @@ so many rounds Python does not hear of them, as a lane's block begins. The inbox
 ``next_turn_ns``: when a released block may have its next turn beside others;
 ``turn_since_ns``: when the turn of a released block began, 0 if none has one. ``shares``: how many
 runs have blocks here; ``virtual_ns``: the SM's virtual time, see
-`gpud.device.cpu.sm.fair_turns`."""
+`gpud.device.cpu.sm.fair_turns`; ``processor_ns``: what the thread had had of a core when that was
+read last, ``short_ns``: the turns since then."""
 
 SM_SLOTS: Final = _sm_head
 SM_INBOX: Final = SM_SLOTS + 8 * MAX_SLOTS

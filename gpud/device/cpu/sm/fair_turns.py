@@ -32,13 +32,19 @@ from gpud.device.cpu.abi.record_access import (
 )
 from gpud.device.cpu.abi.records import NONE, SHARE, SM, SM_SHARES
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.next_block import CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
+from gpud.device.cpu.sm.next_block import CLOCK_THREAD_CPUTIME_ID
 
 __all__ = ["Turn", "define_is_ahead", "enter_sm", "leave_sm", "mark_busy"]
+
+_SHORT_NS = 20_000
+"""Turns below are measured by the monotonic clock: much longer than a system call takes, and much
+shorter than the operating system gives to another process."""
 
 
 def define_is_ahead(ir: IRModule) -> None:
     """Define ``i1 @is_ahead(ptr %sm, ptr %share)``: whether another run's turn is due first."""
+    ir.declare("declare i64 @llvm.smax.i64(i64, i64)")
+    ir.declare("declare i64 @llvm.umin.i64(i64, i64)")
     e = Emitter(ir, "define internal i1 @is_ahead(ptr %sm, ptr %share) nounwind")
     mine = Record(e, "%share", SHARE).load("virtual_ns")
     with e.count("0", Record(e, "%sm", SM).load("shares")) as index:
@@ -86,25 +92,48 @@ def mark_busy(e: Emitter, sm: Record, share: Record) -> None:
 
 
 class Turn:
-    """A turn, from its construction.
+    """A turn, from its construction to `end`.
 
     It is measured in the thread's processor time if there are several runs: what the operating
     system gave to other processes meanwhile is no work. In turns by the monotonic clock beside
-    busy processes, a run with 1/32 of an SM did up to a quarter more than that. A run alone needs
-    no more than to tell microseconds from milliseconds: by the clock that takes no system call.
+    busy processes, a run with 1/32 of an SM did up to a quarter more than that. But that clock
+    takes a system call, and the other none. So a turn that was short by the monotonic clock counts
+    as that long, and the others' processor time is read once: it is what the thread has had since
+    it was read last, less the short turns since then.
     """
 
     def __init__(self, e: Emitter, sm: Record) -> None:
         self.emitter = e
         self._sm = sm
         self._several = compare(e, "ne", "i32", sm.load("shares"), 1)
-        clocks = f"i32 {CLOCK_THREAD_CPUTIME_ID}, i32 {CLOCK_MONOTONIC}"
-        self._clock = e.value(f"select i1 {self._several}, {clocks}")
-        self._began = self._now()
+        self._took = e.alloca("i64", "took")
+        self._began = e.value("call i64 @now()")
+
+    def end(self) -> None:
+        """End it."""
+        e, sm = self.emitter, self._sm
+        took = e.value(f"sub i64 {e.value('call i64 @now()')}, {self._began}")
+        store(e, "i64", took, self._took)
+        short, long, over = e.label("short"), e.label("long"), e.label("over")
+        with e.when(self._several):
+            e.branch(compare(e, "ult", "i64", took, _SHORT_NS), short, long)
+            e.place(short)
+            sm.store("short_ns", e.value(f"add i64 {sm.load('short_ns')}, {took}"))
+            e.jump(over)
+            e.place(long)
+            now = e.value(f"call i64 @clock(i32 {CLOCK_THREAD_CPUTIME_ID})")
+            since = e.value(f"sub i64 {now}, {sm.load('processor_ns')}")
+            own = e.value(f"sub i64 {since}, {sm.load('short_ns')}")
+            some = e.value(f"call i64 @llvm.smax.i64(i64 {own}, i64 0)")
+            store(e, "i64", e.value(f"call i64 @llvm.umin.i64(i64 {some}, i64 {took})"), self._took)
+            sm.store("processor_ns", now)
+            sm.store("short_ns", 0)
+            e.jump(over)
+            e.place(over)
 
     def took(self) -> str:
-        """Return how long it has lasted, in ns."""
-        return self.emitter.value(f"sub i64 {self._now()}, {self._began}")
+        """Return how long it has lasted, in ns; once it has ended."""
+        return load(self.emitter, "i64", self._took)
 
     def charge(self, block_record: Record) -> None:
         """Add it to the virtual time of the block's run, if others are on the SM."""
@@ -120,9 +149,6 @@ class Turn:
             blocks = e.value(f"zext i32 {share.load('blocks')} to i64")
             weighted = e.value(f"udiv i64 {whole}, {blocks}")
             share.store("virtual_ns", e.value(f"add i64 {start}, {weighted}"))
-
-    def _now(self) -> str:
-        return self.emitter.value(f"call i64 @clock(i32 {self._clock})")
 
 
 def _place(e: Emitter, index: str) -> str:

@@ -301,6 +301,7 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str, pa
     share.store("throttled", 0)
     turn = Turn(e, sm)
     result = e.value(f"call i32 @step(ptr {block})")
+    turn.end()
     turn.charge(block_record)
     polls, done, failed, goes_on = (e.label(n) for n in ("polls", "done", "failed", "goes_on"))
     e.end(

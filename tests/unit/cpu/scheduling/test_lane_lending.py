@@ -105,7 +105,9 @@ class Lent:
         self.lending = Lending(self.jobs, self.hear)
         self.problems: list[BaseException] = []
         self.epoch = self.wakes = 0
-        self.watch = LaneWatch(LANE, lane.lane, self.lending, HOLD_S, self.problems.append)
+        self.watch = LaneWatch(
+            LANE, lane.lane, self.lending, HOLD_S, self.problems.append, lambda: True
+        )
         self.watch.start()
 
     def hear(self, event: Any) -> None:
