@@ -339,6 +339,7 @@ def test_closing_cancels(
 def test_closing_ends_the_waits_of_other_threads(
     daemon: FakeDaemon, job: gc.Job, gpu: gc.Session
 ) -> None:
+    until(lambda: not job._channel._reader.lent)  # or the thread that waits reads for itself
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         wait = threads.submit(job.result)
         until(lambda: job._waiting)
