@@ -21,7 +21,8 @@ import ray
 import gpud_ray
 from gpud_ray.local_cluster import LocalCluster, local_cluster
 
-SETTINGS = gpud_ray.Settings(period_s=0.1, missed_beats=20, attempts=6)
+# Long patience with heartbeats: a loaded machine is no fault. Ray says at once what has ended.
+SETTINGS = gpud_ray.Settings(period_s=0.1, missed_beats=100, attempts=6)
 # Each element takes so many steps: an item of a second or so on one virtual SM.
 SLOW = r"""
 extern "C" __global__ void slow(float* y, int steps) {

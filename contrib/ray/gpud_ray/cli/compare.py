@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["compare"]
+__all__ = ["compare", "print_table"]
 
 
 def compare(
@@ -42,10 +42,11 @@ def compare(
     if as_json:
         typer.echo(json.dumps(found))
     else:
-        _print(found)
+        print_table(found)
 
 
-def _print(found: dict[str, Any]) -> None:
+def print_table(found: dict[str, Any]) -> None:
+    """Print what `gpud_ray.sets.comparison.compare` has found."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -190,6 +190,7 @@ def never_worse(instances: int, trials: int = 60) -> dict[str, Any]:
         "mean_of_EGS": round(sum(of_egs) / instances, 4),
         "at_the_lower_bound": sum(one <= 1 + 1e-9 for one in of_bound),
         "mean_of_lower_bound": round(sum(of_bound) / instances, 4),
+        "least_of_lower_bound": round(min(of_bound), 4),
         "most_of_lower_bound": round(max(of_bound), 4),
     }
 
