@@ -24,9 +24,11 @@ _JOBS = 20
 _TURNS = """
 import json, sys
 sys.path[:0] = [{tree!r}, {tree!r} + "/client"]
-import gpud_client as gc
-from bench import bench_launch_path as b
+import gpud, gpud_client as gc
 assert gc.__file__.startswith({tree!r}), gc.__file__
+assert gpud.__file__.startswith({tree!r}), gpud.__file__
+sys.path.insert(0, {root!r})  # the benchmark is this tree's: another one may not have it
+from bench import bench_launch_path as b
 with gc.local({device!r}) as gpu:
     pids = b._sides(gpu.query("status")["pid"])
     one, many = b._one_by_one(gpu), b._pipelined(gpu)
@@ -50,7 +52,7 @@ def compare(before: Path, device: str, pairs: int) -> None:
     try:
         for name, tree in trees.items():
             paths = os.pathsep.join((tree, f"{tree}/client"))
-            code = _TURNS.format(tree=tree, jobs=_JOBS, device=device)
+            code = _TURNS.format(tree=tree, root=str(ROOT), jobs=_JOBS, device=device)
             running[name] = subprocess.Popen(
                 [sys.executable, "-c", code],
                 env={**os.environ, "PYTHONPATH": paths},

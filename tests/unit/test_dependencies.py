@@ -275,8 +275,18 @@ MAY_BE_CIRCULAR = (
 )  # fmt: skip
 
 
-def import_graph(sources: Iterable[tuple[str, Path, str]]) -> dict[str, set[str]]:
-    """For each module the modules that it imports; those of a `MAY_BE_CIRCULAR` are as one."""
+def import_graph(
+    sources: Iterable[tuple[str, Path, str]],
+    may_be_circular: tuple[tuple[str, ...], ...] = MAY_BE_CIRCULAR,
+) -> dict[str, set[str]]:
+    """For each module the modules that it imports; those of a circle that may be are as one."""
+
+    def merged(module: str) -> str:
+        for package, first, *others in may_be_circular:
+            if module.removeprefix(f"{package}.") in others:
+                return f"{package}.{first}"
+        return module
+
     texts = list(sources)
     modules = {module for module, _, _ in texts}
     graph: dict[str, set[str]] = {}
@@ -289,13 +299,6 @@ def import_graph(sources: Iterable[tuple[str, Path, str]]) -> dict[str, set[str]
         graph.setdefault(node, set()).update(map(merged, imported & modules))
         graph[node].discard(node)
     return graph
-
-
-def merged(module: str) -> str:
-    for package, first, *others in MAY_BE_CIRCULAR:
-        if module.removeprefix(f"{package}.") in others:
-            return f"{package}.{first}"
-    return module
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
