@@ -118,120 +118,65 @@ def _hides_alice(value: Any) -> bool:
 UNANSWERED = object()
 """What nobody hears of: the lane may have ended meanwhile."""
 
-REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
+REACHING: dict[str, list[tuple[Make, Any]]] = {
     # What Bob may say of what is Alice's, and the code of the error, or a check of the answer.
-    "Measure": (
-        wm.Measure,
-        [(lambda s, r: wm.Measure(r, s.module, 0, (1, 1, 1), 0), "unknown-name")],
-    ),
-    "Why": (wm.Why, [(lambda s, r: wm.Why(r, s.job), "unknown-name")]),
-    "Unload": (wm.Unload, [(lambda s, r: wm.Unload(s.module), "unknown-name")]),
-    "ReadSymbol": (
-        wm.ReadSymbol,
-        [(lambda s, r: wm.ReadSymbol(r, s.module, "table", 0, 64), "unknown-name")],
-    ),
-    "WriteSymbol": (
-        wm.WriteSymbol,
-        [(lambda s, r: wm.WriteSymbol(r, s.module, "table", 0, b"x"), "unknown-name")],
-    ),
-    "Allocate": (
-        wm.Allocate,
-        [(lambda s, r: wm.Allocate(r, 0, 64, s.array), "invalid-argument")],
-    ),
-    "Free": (wm.Free, [(lambda s, r: wm.Free(0, s.array), "unknown-name")]),
-    "Upload": (wm.Upload, [(lambda s, r: wm.Upload(0, s.array, 0, 1), "unknown-name")]),
-    "Download": (
-        wm.Download,
-        [(lambda s, r: wm.Download(r, 0, s.array, 0, 1), "unknown-name")],
-    ),
-    "Resize": (
-        wm.Resize,
-        [
-            (lambda s, r: wm.Resize(r, s.job, None, (1, 2)), "unknown-name"),
-            (lambda s, r: wm.Resize(r, s.job, (1, 2), None), "unknown-name"),
-        ],
-    ),
-    "Cancel": (wm.Cancel, [(lambda s, r: wm.Cancel(r, s.job), "unknown-name")]),
-    "Describe": (
-        wm.Describe,
-        [(lambda s, r: wm.Describe(r, (s.job,) * 4096), lambda value: set(value) == {None})],
-    ),
-    "Submit": (
-        wm.Submit,
-        [
-            (lambda s, r: submission(2, s.module), "unknown-name"),
-            (lambda s, r: submission(3, s.own, after=(s.job,)), "done"),
-        ],
-    ),
-    "Query": (
-        wm.Query,
-        [(partial(_query, topic), _hides_alice) for topic in wm.TOPICS],
-    ),
-    "AskHistory": (
-        wm.AskHistory,
-        [
-            (lambda s, r: wm.AskHistory(r), _hides_alice),
-            (lambda s, r: wm.AskHistory(r, by="user"), _hides_alice),
-            (lambda s, r: wm.AskHistory(r, str(ALICE)), "invalid-argument"),
-        ],
-    ),
-    "Follow": (wm.Follow, [(lambda s, r: wm.Follow(r), lambda value: value is None)]),
-    "BeginIteration": (
-        wm.BeginIteration,
-        [(lambda s, r: wm.BeginIteration(r, s.workload), "unknown-name")],
-    ),
-    "EndIteration": (
-        wm.EndIteration,
-        [(lambda s, r: wm.EndIteration(s.workload), "unknown-name")],
-    ),
-    "GrowWorkload": (
-        wm.GrowWorkload,
-        [(lambda s, r: wm.GrowWorkload(r, s.workload, 8192), "unknown-name")],
-    ),
-    "CloseWorkload": (
-        wm.CloseWorkload,
-        [(lambda s, r: wm.CloseWorkload(r, s.workload), "unknown-name")],
-    ),
-    "FitWorkload": (
-        wm.FitWorkload,
-        [(lambda s, r: wm.FitWorkload(s.workload, 4096, 0, 0), "unknown-name")],
-    ),
+    "Measure": [(lambda s, r: wm.Measure(r, s.module, 0, (1, 1, 1), 0), "unknown-name")],
+    "Why": [(lambda s, r: wm.Why(r, s.job), "unknown-name")],
+    "Unload": [(lambda s, r: wm.Unload(s.module), "unknown-name")],
+    "ReadSymbol": [(lambda s, r: wm.ReadSymbol(r, s.module, "table", 0, 64), "unknown-name")],
+    "WriteSymbol": [(lambda s, r: wm.WriteSymbol(r, s.module, "table", 0, b"x"), "unknown-name")],
+    "Allocate": [(lambda s, r: wm.Allocate(r, 0, 64, s.array), "invalid-argument")],
+    "Free": [(lambda s, r: wm.Free(0, s.array), "unknown-name")],
+    "Upload": [(lambda s, r: wm.Upload(0, s.array, 0, 1), "unknown-name")],
+    "Download": [(lambda s, r: wm.Download(r, 0, s.array, 0, 1), "unknown-name")],
+    "Resize": [
+        (lambda s, r: wm.Resize(r, s.job, None, (1, 2)), "unknown-name"),
+        (lambda s, r: wm.Resize(r, s.job, (1, 2), None), "unknown-name"),
+    ],
+    "Cancel": [(lambda s, r: wm.Cancel(r, s.job), "unknown-name")],
+    "Describe": [
+        (lambda s, r: wm.Describe(r, (s.job,) * 4096), lambda value: set(value) == {None})
+    ],
+    "Submit": [
+        (lambda s, r: submission(2, s.module), "unknown-name"),
+        (lambda s, r: submission(3, s.own, after=(s.job,)), "done"),
+    ],
+    "Query": [(partial(_query, topic), _hides_alice) for topic in wm.TOPICS],
+    "AskHistory": [
+        (lambda s, r: wm.AskHistory(r), _hides_alice),
+        (lambda s, r: wm.AskHistory(r, by="user"), _hides_alice),
+        (lambda s, r: wm.AskHistory(r, str(ALICE)), "invalid-argument"),
+    ],
+    "Follow": [(lambda s, r: wm.Follow(r), lambda value: value is None)],
+    "BeginIteration": [(lambda s, r: wm.BeginIteration(r, s.workload), "unknown-name")],
+    "EndIteration": [(lambda s, r: wm.EndIteration(s.workload), "unknown-name")],
+    "GrowWorkload": [(lambda s, r: wm.GrowWorkload(r, s.workload, 8192), "unknown-name")],
+    "CloseWorkload": [(lambda s, r: wm.CloseWorkload(r, s.workload), "unknown-name")],
+    "FitWorkload": [(lambda s, r: wm.FitWorkload(s.workload, 4096, 0, 0), "unknown-name")],
 }
 
 REACHING |= {
-    "PrepareLaunch": (
-        wm.PrepareLaunch,
-        [
-            (lambda s, r: wm.PrepareLaunch(r, s.lane, s.own, 0, (32, 1, 1), 0), "unknown-name"),
-            (lambda s, r: wm.PrepareLaunch(r, s.lane, s.module, 0, (32, 1, 1), 0), "unknown-name"),
-            (
-                lambda s, r: wm.PrepareLaunch(r, s.own_lane, s.module, 0, (32, 1, 1), 0),
-                "unknown-name",
-            ),
-        ],
-    ),
-    "CancelLaunch": (
-        wm.CancelLaunch,
-        [(lambda s, r: wm.CancelLaunch(s.lane, 0), "unknown-name")],
-    ),
-    "CloseLane": (wm.CloseLane, [(lambda s, r: wm.CloseLane(s.lane), UNANSWERED)]),
+    "PrepareLaunch": [
+        (lambda s, r: wm.PrepareLaunch(r, s.lane, s.own, 0, (32, 1, 1), 0), "unknown-name"),
+        (lambda s, r: wm.PrepareLaunch(r, s.lane, s.module, 0, (32, 1, 1), 0), "unknown-name"),
+        (
+            lambda s, r: wm.PrepareLaunch(r, s.own_lane, s.module, 0, (32, 1, 1), 0),
+            "unknown-name",
+        ),
+    ],
+    "CancelLaunch": [(lambda s, r: wm.CancelLaunch(s.lane, 0), "unknown-name")],
+    "CloseLane": [(lambda s, r: wm.CloseLane(s.lane), UNANSWERED)],
 }
 
 REACHING |= {
     # What is for administrators, of whom Bob is none.
-    "Pause": (
-        wm.Pause,
-        [
-            (lambda s, r: wm.Pause(r, [], True), "invalid-argument"),
-            (lambda s, r: wm.Pause(r, [0], False), "invalid-argument"),
-        ],
-    ),
-    "SetSetting": (
-        wm.SetSetting,
-        [(lambda s, r: wm.SetSetting(r, "log_level", "debug"), "invalid-argument")],
-    ),
-    "Reload": (wm.Reload, [(lambda s, r: wm.Reload(r), "invalid-argument")]),
-    "Drain": (wm.Drain, [(lambda s, r: wm.Drain(r), "invalid-argument")]),
+    "Pause": [
+        (lambda s, r: wm.Pause(r, [], True), "invalid-argument"),
+        (lambda s, r: wm.Pause(r, [0], False), "invalid-argument"),
+    ],
+    "SetSetting": [(lambda s, r: wm.SetSetting(r, "log_level", "debug"), "invalid-argument")],
+    "Reload": [(lambda s, r: wm.Reload(r), "invalid-argument")],
+    "Drain": [(lambda s, r: wm.Drain(r), "invalid-argument")],
 }
 
 UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration, wm.FitWorkload, wm.CancelLaunch)
@@ -262,7 +207,7 @@ async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> N
     scene.bob.send(wm.OpenLane(scene.own_lane, 0, (1, 1)))
     await scene.bob.expect(wm.LaneOpened)
     before = scene.state()
-    for make, expected in REACHING[name][1]:
+    for make, expected in REACHING[name]:
         request = scene.bob.next_request()
         message = make(scene, request)
         scene.bob.send(message)

@@ -6,51 +6,8 @@ Any device can run it; nothing here imports one. ``CASES`` holds every case in a
 
 from __future__ import annotations
 
-from . import (
-    algorithms_discrete,
-    algorithms_grid,
-    algorithms_linear,
-    algorithms_numeric,
-    algorithms_parallel,
-    algorithms_sorting,
-    approximations,
-    atomics,
-    barriers,
-    barriers_numbered,
-    bits,
-    bulk_copies,
-    call_signatures,
-    calls,
-    control,
-    control_transfer,
-    conversions,
-    conversions_packed,
-    cooperative_grids,
-    floats,
-    frontend_shapes,
-    frontends,
-    halves,
-    headers,
-    integers,
-    locks,
-    matrices,
-    matrix_products,
-    memory,
-    memory_opcodes,
-    module_state,
-    names,
-    parameters,
-    predicates,
-    rejected,
-    shared,
-    syntax_variants,
-    textures,
-    video,
-    waits,
-    warp_divergence,
-    warps,
-    whole_files,
-)
+from importlib import import_module
+
 from .case import Case
 from .comparison import Results, differences_between, mismatches
 
@@ -65,52 +22,19 @@ __all__ = [
 ]
 
 _MODULES = (
-    algorithms_linear,
-    algorithms_grid,
-    algorithms_parallel,
-    algorithms_sorting,
-    algorithms_numeric,
-    algorithms_discrete,
-    integers,
-    bits,
-    bulk_copies,
-    video,
-    predicates,
-    floats,
-    halves,
-    conversions,
-    conversions_packed,
-    approximations,
-    memory,
-    memory_opcodes,
-    syntax_variants,
-    textures,
-    parameters,
-    shared,
-    atomics,
-    locks,
-    waits,
-    matrices,
-    matrix_products,
-    barriers,
-    barriers_numbered,
-    warps,
-    whole_files,
-    warp_divergence,
-    calls,
-    call_signatures,
-    control_transfer,
-    control,
-    module_state,
-    frontends,
-    frontend_shapes,
-    headers,
-    cooperative_grids,
-    rejected,
-    names,
+    *("algorithms_linear", "algorithms_grid", "algorithms_parallel", "algorithms_sorting"),
+    *("algorithms_numeric", "algorithms_discrete", "integers", "bits", "bulk_copies", "video"),
+    *("predicates", "floats", "halves", "conversions", "conversions_packed", "approximations"),
+    *("memory", "memory_opcodes", "syntax_variants", "textures", "parameters", "shared"),
+    *("atomics", "locks", "waits", "matrices", "matrix_products", "barriers"),
+    *("barriers_numbered", "warps", "whole_files", "warp_divergence", "calls"),
+    *("call_signatures", "control_transfer", "control", "module_state", "frontends"),
+    *("frontend_shapes", "headers", "cooperative_grids", "rejected", "names"),
 )
 
-CASES: tuple[Case, ...] = tuple(one for module in _MODULES for one in module.CASES)
+CASES: tuple[Case, ...] = tuple(
+    one for module in _MODULES for one in import_module(f"{__name__}.{module}").CASES
+)
 _BY_NAME = {one.name: one for one in CASES}
 
 
