@@ -4,7 +4,7 @@ Problem: many threads wait for what comes through one socket, and callbacks, fut
 are dropped need it to be read while nobody waits. Yet to wake one thread for reading, and by it
 another one that waits, takes half of a client's processor time.
 
-Approach: the session's thread blocks in `recvmsg` and settles requests and jobs, which wakes the
+Approach: the session's thread blocks in `poll` and settles requests and jobs, which wakes the
 threads that wait for them. When it has woken the only thread that did, it *lends* the reading for a
 moment: if that thread waits again meanwhile, it reads for itself, and wakes nobody. A second thread
 that waits calls the session's thread back. It does not lend once anything comes that no
@@ -26,7 +26,6 @@ import logging
 import queue
 import select
 import socket
-import struct
 import threading
 import time
 from array import array
@@ -44,7 +43,6 @@ _READ_BYTES = 1 << 18
 _SPACE = (socket.CMSG_SPACE(8 * array("i").itemsize),)
 _FLAGS = (socket.MSG_CMSG_CLOEXEC,)
 _LENT_S = 0.05  # the moment for which reading is lent; each use makes it anew
-_LIMIT_S = 1  # after which a thread that reads looks how late it is
 
 
 class SocketReader:
@@ -84,6 +82,9 @@ class SocketReader:
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._buffers = ([self._buffer],)
         self._receive = sock.recvmsg_into
+        # `recvmsg` alone is woken, too, when the daemon has read what was sent to it.
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         self._received: list[Any] = []  # what a call has received and `core` has not
         self._sock = sock
         self._core = core
@@ -141,19 +142,20 @@ class SocketReader:
         """
         while True:
             self._turn.acquire()
-            self._limit_reading(0)
             self._core.settle()  # a thread that has read may have been interrupted
-            while self._handle_next():
+            while self._handle_next(None):
                 if self._may_lend():
                     self._lend()
                     break
             else:
                 return "it has ended; its log may say why"
 
-    def _handle_next(self) -> bool:
-        """Receive and handle what arrives next; returns whether the connection goes on."""
+    def _handle_next(self, limit_ms: float | None) -> bool:
+        """Wait for what arrives next, and handle it; returns whether there was anything."""
         received = self._received
         if not received:
+            if not self._readable.poll(limit_ms):
+                return False
             # An interrupt is handled before or after this statement, never between the system call
             # and storing what it returns.
             received += map(self._receive, self._buffers, _SPACE, _FLAGS)
@@ -164,10 +166,6 @@ class SocketReader:
         self._core.settle()
         self._after_reading()
         return True
-
-    def _limit_reading(self, limit_s: int) -> None:
-        """Have reading fail with `BlockingIOError` after so long; 0: never."""
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", limit_s, 0))
 
     # -- lending
 
@@ -187,13 +185,9 @@ class SocketReader:
                 return False
             self._borrowed = True
             while not target._settled:
-                if until_s is not None and not self._wait_for_more(until_s):
+                left_ms = None if until_s is None else max(0.0, until_s - time.monotonic()) * 1e3
+                if not self._handle_next(left_ms):
                     return False
-                try:
-                    if not self._handle_next():
-                        return False
-                except BlockingIOError:  # after `_LIMIT_S`
-                    pass
             return True
         except Exception:  # noqa: BLE001  (the session's thread finds the same, and ends it)
             return False
@@ -204,15 +198,6 @@ class SocketReader:
                 self._turn.release()  # no call before this one: an interrupt could come there
                 if not self.lent:
                     self._recalled.set()
-
-    def _wait_for_more(self, until_s: float) -> bool:
-        """Wait for something to read if there is little time; returns whether there is any."""
-        left_s = until_s - time.monotonic()
-        if left_s > _LIMIT_S:  # reading ends in time
-            return True
-        readable = select.poll()
-        readable.register(self._sock, select.POLLIN)
-        return bool(readable.poll(max(0.0, left_s) * 1e3))
 
     def recall(self) -> None:
         """Have the session's thread read again at once, if it lends."""
@@ -227,7 +212,6 @@ class SocketReader:
 
     def _lend(self) -> None:
         """Let others read, until none has for a moment, or one calls."""
-        self._limit_reading(_LIMIT_S)
         self.lent = True
         self._turn.release()
         self._borrowed = self._may_lend()  # or a thread has begun to wait before it could call

@@ -7,6 +7,7 @@ that an event of an SM's thread is sent without waking another thread first.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections import deque
@@ -67,7 +68,11 @@ class Link:
         """
         view = memoryview(self._buffer)
         decode, front = HOST_PROTOCOL.decode, Sender.CLIENT
+        # `recvmsg` alone is woken, too, when the front has read what was sent to it.
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
         while True:
+            readable.poll()
             try:
                 count, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
             except ConnectionError:
