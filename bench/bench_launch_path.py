@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,16 +42,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
-from bench.harness.processes import children
-from bench.harness.processes import processor_ns as _processor_ns
+from bench.harness.processes import processor_ns
 from bench.harness.results import keep
+from bench.harness.round_trips import (
+    one_by_one,
+    pipelined,
+    processes_of,
+    repeat,
+    side_of,
+)
 from bench.harness.stages import Spent, time_stages
 from bench.harness.timing import load, spread
 from bench.harness.two_trees import compare
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNEL = 'extern "C" __global__ void put(int* out, int i, float a) { out[i & 1023] = (int)a; }'
-CALLS, IN_FLIGHT, STREAMS = 400, 64, 8
+CALLS = 400
 STAGE_JOBS = 2000
 SIDES = ("client", "front", "device host")
 _POLL_S = 0.02
@@ -76,7 +81,7 @@ def count_calls(side: str | None = None) -> None:
         side: of this process, if it is not to be found out.
     """
     if os.environ.get("GPUD_STAGES"):
-        side = side or _side_of(" ".join(sys.orig_argv))
+        side = side or side_of(" ".join(sys.orig_argv))
         if side is not None:
             spent = time_stages(side)
             _answer(lambda: [[*row, name] for name, row in list(spent.items())])
@@ -143,7 +148,7 @@ def measure_calls(device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with _counting(folder), gc.local(device) as gpu:
-            one = _one_by_one(gpu)
+            one = one_by_one(gpu)
             for _ in range(100):
                 one()
             before = _ask(folder, "before")
@@ -175,20 +180,20 @@ def measure_time(device: str, jobs: int, rounds: int) -> dict[str, Any]:
         way: {side: [] for side in SIDES} for way in ("round trips", "pipelined")
     }
     with gc.local(device) as gpu:
-        pids = _sides(gpu.query("status")["pid"])
-        one, many = _one_by_one(gpu), _pipelined(gpu)
+        pids = processes_of(gpu.query("status")["pid"])
+        one, many = one_by_one(gpu), pipelined(gpu)
         ways: dict[str, Callable[[int], None]] = {
-            "round trips": lambda count: _repeat(one, count),
+            "round trips": lambda count: repeat(one, count),
             "pipelined": many,
         }
         for way in ways.values():
             way(jobs)
         for _ in range(rounds):
             for name, way in ways.items():
-                before = {side: _processor_ns(pid) for side, pid in pids.items()}
+                before = {side: processor_ns(pid) for side, pid in pids.items()}
                 way(jobs)
                 for side, pid in pids.items():
-                    us = (_processor_ns(pid) - before[side]) / jobs / 1e3
+                    us = (processor_ns(pid) - before[side]) / jobs / 1e3
                     samples[name][side].append(us)
     figures: dict[str, Any] = {}
     for name, by_side in samples.items():
@@ -196,42 +201,6 @@ def measure_time(device: str, jobs: int, rounds: int) -> dict[str, Any]:
         sums = [sum(values) for values in zip(*by_side.values(), strict=True)]
         figures[name]["all"] = spread(sums).plain()
     return figures
-
-
-def _one_by_one(gpu: gc.Session) -> Callable[[], None]:
-    """Return a function that submits a launch with other arguments each time, and waits for it."""
-    kernel, out = gpu.kernel(KERNEL, "put"), gpu.zeros(1024, "int32")
-    number = 0
-
-    def one() -> None:
-        nonlocal number
-        number += 1
-        kernel.submit(1, 32, (out, number, float(number))).result(30)
-
-    return one
-
-
-def _repeat(call: Callable[[], None], count: int) -> None:
-    for _ in range(count):
-        call()
-
-
-def _pipelined(gpu: gc.Session) -> Callable[[int], None]:
-    """Return a function that submits so many launches, `IN_FLIGHT` at a time."""
-    kernel, out = gpu.kernel(KERNEL, "put"), gpu.zeros(1024, "int32")
-    streams = [gpu.stream() for _ in range(STREAMS)]
-
-    def many(count: int) -> None:
-        flying: deque[gc.Job] = deque()
-        for i in range(count):
-            if len(flying) >= IN_FLIGHT:
-                flying.popleft().result(30)
-            stream = streams[i % STREAMS]
-            flying.append(kernel.submit(1, 32, (out, i, float(i)), stream=stream))
-        for job in flying:
-            job.result(30)
-
-    return many
 
 
 def _ask(folder: Path, name: str) -> dict[str, Counter[tuple[str, str]]]:
@@ -247,26 +216,10 @@ def _ask(folder: Path, name: str) -> dict[str, Counter[tuple[str, str]]]:
             written = json.loads(path.read_text())
             calls = Counter({(first, second): n for first, second, n in written["calls"]})
             own = int(path.stem.rpartition("-")[2]) == os.getpid()
-            side = "client" if own else _side_of(" ".join(written["command"]))
+            side = "client" if own else side_of(" ".join(written["command"]))
             if side is not None:
                 sides[side] = calls
     return sides
-
-
-def _side_of(command: str) -> str | None:
-    if "gpud.device.host" in command and "native" not in command:
-        return "device host"
-    return "front" if " serve" in command else None
-
-
-def _sides(front: int) -> dict[str, int]:
-    """Return the process of each side, for the front with this process id."""
-    pids = {"client": os.getpid(), "front": front}
-    for child in children(front):
-        command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if _side_of(command) == "device host":
-            pids["device host"] = child
-    return pids
 
 
 def _is_ours(file: str) -> bool:
@@ -287,14 +240,14 @@ def measure_stages(device: str) -> dict[str, dict[str, tuple[float, float]]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with _counting(folder), gc.local(device) as gpu:
-            pids = _sides(gpu.query("status")["pid"])
-            one = _one_by_one(gpu)
-            _repeat(one, 500)
-            had = {side: _processor_ns(pid) for side, pid in pids.items()}
+            pids = processes_of(gpu.query("status")["pid"])
+            one = one_by_one(gpu)
+            repeat(one, 500)
+            had = {side: processor_ns(pid) for side, pid in pids.items()}
             before = _ask_stages(folder, "before")
-            _repeat(one, STAGE_JOBS)
+            repeat(one, STAGE_JOBS)
             after = _ask_stages(folder, "after")
-            took = {side: _processor_ns(pid) - had[side] for side, pid in pids.items()}
+            took = {side: processor_ns(pid) - had[side] for side, pid in pids.items()}
     sides: dict[str, dict[str, tuple[float, float]]] = {}
     for side in SIDES:
         rows = {}

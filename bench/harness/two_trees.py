@@ -24,22 +24,23 @@ _JOBS = 20
 _TURNS = """
 import json, sys
 sys.path[:0] = [{tree!r}, {tree!r} + "/client"]
-import gpud, gpud_client as gc
+import gpud_client as gc
 assert gc.__file__.startswith({tree!r}), gc.__file__
-assert gpud.__file__.startswith({tree!r}), gpud.__file__
-sys.path.insert(0, {root!r})  # the benchmark is this tree's: another one may not have it
-from bench import bench_launch_path as b
+sys.path.insert(0, {root!r})  # for the load: the other tree may be too old to have this one
+from bench.harness.processes import processor_ns
+from bench.harness.round_trips import one_by_one, pipelined, processes_of, repeat
+del sys.path[0]
 with gc.local({device!r}) as gpu:
-    pids = b._sides(gpu.query("status")["pid"])
-    one, many = b._one_by_one(gpu), b._pipelined(gpu)
-    ways = {{"round trips": lambda n: b._repeat(one, n), "pipelined": many}}
+    pids = processes_of(gpu.query("status")["pid"])
+    one, many = one_by_one(gpu), pipelined(gpu)
+    ways = {{"round trips": lambda n: repeat(one, n), "pipelined": many}}
     for way in ways.values():
         way(300)
     print("ready", flush=True)
     for line in sys.stdin:
-        before = {{side: b._processor_ns(pid) for side, pid in pids.items()}}
+        before = {{side: processor_ns(pid) for side, pid in pids.items()}}
         ways[line.strip()]({jobs})
-        us = {{s: (b._processor_ns(p) - before[s]) / {jobs} / 1e3 for s, p in pids.items()}}
+        us = {{s: (processor_ns(p) - before[s]) / {jobs} / 1e3 for s, p in pids.items()}}
         print(json.dumps(us), flush=True)
 """
 
