@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -346,7 +347,17 @@ def test_the_list_shows_zones_to_scale() -> None:
         bar = next(line for line in shown.splitlines() if "|" in line).strip().strip("|")
         assert bar == "█" * 16 + "░" * 8 + "▓" * 8 + " " * 16 + "▒" * 16
         assert f"█ {first.id}  ▓ {second.id}" in shown
-        assert bar in gpuctl(daemon, "memory").stdout
+        with first.iteration():
+            memory = gpuctl(daemon, "memory")
+            rows = [line.split() for line in memory.stdout.splitlines()]
+            assert bar in memory.stdout
+            assert f"{first.id} has had the turn for" in memory.stdout
+            (own,) = [row for row in rows if row[:1] == [second.id]]
+            assert " ".join(own).endswith("24 MiB on the device 8 MiB 0 B 16 MiB -")
+            answer = json.loads(gpuctl(daemon, "memory", "--json").stdout)
+            assert answer["zones"][0]["turn_s"] > 0
+            assert [one["start"] for one in answer["workloads"]] == [0, 24 << 20]
+            assert all(one["user"] and one["program"] for one in answer["workloads"])
 
 
 def test_workloads_can_be_awaited() -> None:

@@ -25,7 +25,7 @@ from gpud_client.cli.output import (
 
 if TYPE_CHECKING:
     from gpud_client.cli.minimal_client import MinimalClient
-from gpud_client.cli.workloads import zone_lines
+from gpud_client.cli.workloads import region_table, zone_lines
 
 __all__ = [
     "DEVICES",
@@ -178,7 +178,7 @@ def kernels(
 
 
 def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """Show which processes use which device, and how much of its memory they hold."""
+    """Show which processes hold how much of each device's memory, and workloads where in it."""
     with connect(socket) as client:
         answer = client.query("memory")
     if as_json:
@@ -190,6 +190,7 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         answer.get("sessions", []),
         "you hold no memory" if answer.get("others") else "nobody holds memory",
     )
+    region_table(answer.get("workloads", []))
     for line in zone_lines(answer.get("zones", [])):
         say(line)
     say_others(answer)

@@ -20,7 +20,7 @@ from gpud_client.cli.output import (
     say,
 )
 
-__all__ = ["turn_line", "workloads", "zone_lines"]
+__all__ = ["region_table", "turn_line", "workloads", "zone_lines"]
 
 _WORKLOADS = (
     Column("id", "workload"),
@@ -37,6 +37,13 @@ _WORKLOADS = (
     Column("turns", "turns", formatting.count, right=True, spare=6),
     Column("turn_s", "has the turn", formatting.seconds, right=True, spare=5),
     Column("waited_s", "waited", formatting.seconds, right=True, spare=5),
+)
+_MEMORY = (
+    *(Column("id", "workload"), Column("user", "user", spare=3, least=4)),
+    *(Column("program", "program", least=8, spare=1), Column("device", "device", right=True)),
+    *(Column("start", "begins at", formatting.size, right=True), Column("place", "it is", spare=2)),
+    *(column for column in _WORKLOADS if column.key.endswith("_bytes")),
+    *(column for column in _WORKLOADS if column.key == "turn_s"),
 )
 _NAME = re.compile(r"w?(\d{1,10})", re.ASCII)
 _WIDTH = 64
@@ -78,6 +85,12 @@ def workloads(
         )
 
 
+def region_table(rows: list[Mapping[str, Any]]) -> None:
+    """Print whose region is where on its device, and who has the turn; nothing if there is none."""
+    if rows:
+        print_table(_MEMORY, rows, "")
+
+
 def zone_lines(devices: list[Mapping[str, Any]]) -> list[str]:
     """Draw the zones of each device that has workloads, to scale, with a line of figures."""
     lines = []
@@ -85,12 +98,16 @@ def zone_lines(devices: list[Mapping[str, Any]]) -> list[str]:
         regions, away = device.get("regions", []), device.get("away", {})
         if not regions and not away:
             continue
-        turn = device.get("turn")
+        turn, turn_s = device.get("turn"), device.get("turn_s")
+        has = "nobody has the turn"
+        if turn:
+            has = f"{formatting.text(turn)} has had the turn for {formatting.seconds(turn_s)}"
         lines += [
-            f"device {device['device']}: {formatting.size(device['persistent_bytes'])} persistent "
-            f"with offsets, {formatting.size(device['temporary_bytes'])} temporary of "
-            f"{formatting.size(device['size_bytes'])}; "
-            + (f"{formatting.text(turn)} has the turn" if turn else "nobody has the turn"),
+            (
+                f"device {device['device']}: {formatting.size(device['persistent_bytes'])} "
+                f"persistent with offsets, {formatting.size(device['temporary_bytes'])} temporary "
+                f"of {formatting.size(device['size_bytes'])}; {has}"
+            ),
             f"  |{_bar(device)}|",
             "   "
             + "  ".join(

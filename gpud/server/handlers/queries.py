@@ -189,6 +189,7 @@ class Queries:
             "devices": self._device_rows.rows(loads),
             "sessions": sessions,
             "zones": self._workload_rows.zones(),
+            "workloads": self._workload_rows.rows(session.peer),
             "others": self._others.rows(session.peer),
         }
 

@@ -32,7 +32,7 @@ class WorkloadRows:
 
     def zones(self) -> list[dict[str, Any]]:
         """Return a map for each device: its zones, and who has the turn."""
-        devices = []
+        devices, now_ns = [], time.monotonic_ns()
         for index in range(self._workloads.devices):
             zones, turns = (
                 self._workloads.manager.zones(index),
@@ -46,6 +46,7 @@ class WorkloadRows:
                     "temporary_bytes": zones.temporary_bytes,
                     "workloads": len(zones.regions) + len(zones.movable),
                     "turn": None if turns.holder is None else workload_name(turns.holder),
+                    "turn_s": None if turns.holder is None else (now_ns - turns.turn_ns) / 1e9,
                     "regions": [
                         {
                             "workload": workload_name(region.workload),
