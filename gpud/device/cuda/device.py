@@ -42,7 +42,7 @@ from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import CUDASequence, Preparation
 from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.arenas import Arenas
-from gpud.device.cuda.memory.pool import DeviceBlock, DeviceMemory, MappedBlock, Pool
+from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock, Pool
 from gpud.device.cuda.memory.quiescer import Quiescer
 from gpud.device.cuda.memory.temporary_zone import TemporaryZone
 from gpud.device.cuda.placement.green_context import GreenContext
@@ -215,14 +215,6 @@ class CUDADevice:
         block = MappedBlock(self.context, size)
         self._memory.append(block)
         return block
-
-    def device_memory(self, size: int) -> DeviceMemory:
-        """Return zeroed memory on the GPU, for measurements and tests.
-
-        Raises:
-            OutOfMemory: the GPU has none left.
-        """
-        return DeviceMemory(self.context, size)
 
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> CUDAArena:
         """Reserve a session's range of addresses. See `CUDAArena`."""

@@ -17,6 +17,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import ENVIRONMENT, STICKY, Driver, DriverError, open_driver
 from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
+from gpud.device.cuda.memory.pool import DeviceBlock
 from gpud.device.host.__main__ import DeviceSettings, open_device
 from gpud.device.spec import parse_device
 from gpud.errors import DeviceLost, InvalidArgument
@@ -155,7 +156,7 @@ def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
         device.occupancy(module.kernel("persistent_a"), (32, 1, 1), 100 << 10)
         module.symbol("table")[:4] = b"abcd"
         assert module.symbol("table").tobytes()[:4] == b"abcd"
-        device.device_memory(100).close()
+        DeviceBlock(device.context, 100).free()
         assert device.uuid
         for what in ("pswe", "pp"):
             job = ResizableRun(device, launches(device, what, total=8))

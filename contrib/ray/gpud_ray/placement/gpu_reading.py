@@ -71,8 +71,3 @@ class GPUReading:
     def peak_mbit_s(self) -> float:
         """Memory clock x bus width: millions of bits a second, without the factor of data rates."""
         return self.memory_clock_mhz * self.bus_width_bits
-
-    @property
-    def free_memory(self) -> float:
-        """The part of its memory that is free, 0 to 1."""
-        return self.memory_free_bytes / self.memory_bytes if self.memory_bytes else 0.0

@@ -204,11 +204,6 @@ class HeadState:
         self.waiting.pop(ask.item, None)
         return [decision]
 
-    def withdraw(self, item: str) -> None:
-        """Forget an item that its asker does not want any more."""
-        self.waiting.pop(item, None)
-        self._forget(item)
-
     def lose(self, name: str, reason: str) -> list[Decision]:
         """Take a node out; the decision names the items that it had."""
         node = self.nodes.pop(name, None)

@@ -11,8 +11,7 @@ over the bus at the same address; `DeviceBlock` is memory on the GPU.
 
 Properties:
 * a reused block is zeroed where the caller is promised zeroes, and has one owner at a time;
-* nothing is returned to the driver while kernels may run, except by `DeviceMemory.close`, which
-  waits.
+* nothing is returned to the driver while kernels may run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.errors import OutOfMemory
 
-__all__ = ["DeviceBlock", "DeviceMemory", "MappedBlock", "Pool", "out_of_memory"]
+__all__ = ["DeviceBlock", "MappedBlock", "Pool", "out_of_memory"]
 
 _LEAST_BYTES = 256
 _SLAB_BYTES = 1 << 20
@@ -170,47 +169,3 @@ class Pool:
             blocks, self._all, self._free = self._all, [], {}
         for block in blocks:
             block.free()
-
-
-class DeviceMemory:
-    """Memory on the GPU for measurements and tests; sessions have arenas.
-
-    Every copy waits until it is done.
-
-    Attributes:
-        address: on the device.
-        size: in bytes.
-    """
-
-    def __init__(self, context: Context, size: int) -> None:
-        self._context = context
-        self._block = DeviceBlock(context, size)
-        self.address = self._block.address
-        self.size = size
-        self.fill(0)
-
-    def upload(self, data: Any, offset: int = 0) -> None:
-        """Copy bytes, or a contiguous array, to ``offset``."""
-        source = np.ascontiguousarray(np.frombuffer(memoryview(data).cast("B"), np.uint8))
-        self._check(offset, source.size)
-        self._context.copy_in(self.address + offset, source.ctypes.data, source.size)
-
-    def download(self, size: int | None = None, offset: int = 0) -> bytes:
-        """Read ``size`` bytes from ``offset`` on; None: all the rest."""
-        count = self.size - offset if size is None else size
-        self._check(offset, count)
-        target = np.empty(count, np.uint8)
-        self._context.copy_out(target.ctypes.data, self.address + offset, count)
-        return target.tobytes()
-
-    def fill(self, byte: int) -> None:
-        """Set every byte."""
-        self._context.fill(self.address, byte, self.size)
-
-    def close(self) -> None:
-        """Return it to the driver; waits for everything that runs on the device."""
-        self._block.free()
-
-    def _check(self, offset: int, size: int) -> None:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise ValueError(f"{size} bytes at {offset} are not all within {self.size}")
