@@ -109,7 +109,9 @@ def test_what_is_cited_is_there(part: str) -> None:
     wrong = {}
     for name in TEXTS:
         if name.startswith(f"{part}/") if part else "/" not in name:
-            wrong[name] = names_nothing(prose(name, (ROOT / name).read_text()))
+            text = (ROOT / name).read_text()
+            # All of a file has what its prose has, and to part them takes most of the time.
+            wrong[name] = names_nothing(text) and names_nothing(prose(name, text))
     assert len(wrong) > 1
     assert {name: cited for name, cited in wrong.items() if cited} == {}
 
