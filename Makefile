@@ -85,7 +85,7 @@ $(RAY_STAMP): $(STAMP) $(RAY)/pyproject.toml $(RAY)/constraints.txt
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP) ## several machines on Ray: the tests of contrib/ray, in an environment of their own
-	$(RAY_VENV)/bin/python -m pytest --rootdir $(RAY) -c $(RAY)/pyproject.toml $(RAY)/tests $(PYTEST_ARGS)
+	$(RAY_VENV)/bin/python -m pytest --rootdir $(RAY) -c $(RAY)/pyproject.toml -n 2 --dist loadfile $(RAY)/tests $(PYTEST_ARGS)
 
 check: lint types ## format, lint, types
 

@@ -5,7 +5,7 @@ MCT, Min-min, Max-min and ours know durations, and ours the part of them in whic
 device. Then every policy runs the same set, in turns; and EGS with 1, 2 and 4 parallel tasks, in
 both modes. Makespans are medians of the rounds, beside greedy's.
 
-Run it: .venv/bin/python contrib/ray/bench/task_sets.py [--tasks 100] [--rounds 3]
+Run it: .venv-ray/bin/python contrib/ray/bench/task_sets.py [--tasks 100] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpud_ray.sets.generate import random_set
 from gpud_ray.sets.run.nodes import run_locally

@@ -62,15 +62,23 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def under_load(
     cluster: LocalCluster, node: str, count: int = 6, held: int = 1
 ) -> Iterator[list[Any]]:
-    """Submit items; the block runs when the node holds some; then all have to be right."""
-    pairs = [gpud_ray.submit(slow(y=number), report=True) for number in range(count)]
-    wait_until(lambda: cluster.agent(node)["holds"] >= held, "the node gets items")
+    """Submit items until the node holds some; then the block runs; then all have to be right."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def holds() -> bool:
+        told = [one for _, one in pairs]
+        if not told or len(ray.wait(told, num_returns=len(told), timeout=0)[1]) < held:
+            y = len(pairs)
+            pairs.extend(gpud_ray.submit(slow(y=y + i), report=True) for i in range(count))
+        return bool(cluster.agent(node)["holds"] >= held)
+
+    wait_until(holds, "the node gets items")
     reports: list[Any] = []
     yield reports
     for value in ray.get([results for results, _ in pairs], timeout=100):
         np.testing.assert_allclose(value, 2.0, rtol=1e-6)
     reports += ray.get([told for _, told in pairs])
-    assert len({report.item for report in reports}) == count
+    assert len({report.item for report in reports}) == len(pairs)
 
 
 def test_items_of_a_node_that_dies_run_elsewhere_and_say_so(cluster: LocalCluster) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gpud_ray.cli.progress import progress
 
 __all__ = ["compare", "print_table"]
 
@@ -30,10 +34,17 @@ def compare(
     """Compare policies for task sets on simulated GPUs, beside what was reported of EGS."""
     from gpud_ray.sets.comparison import compare as run
 
-    found = run(
-        seeds, instances, exact, readings=readings,
-        said=lambda what: typer.echo(f"simulating: {what}", err=True),
-    )  # fmt: skip
+    steps = 4 + readings + bool(instances) + bool(exact)
+    quiet = not sys.stderr.isatty()
+    with progress("simulating", steps, quiet=quiet) as show:
+        begun = count()
+
+        def said(what: str) -> None:
+            show(next(begun))
+            if quiet:
+                typer.echo(f"simulating: {what}", err=True)
+
+        found = run(seeds, instances, exact, readings=readings, said=said)
     if picture is not None:
         from gpud_ray.sets.figures import draw
 
@@ -77,15 +88,15 @@ def print_table(found: dict[str, Any]) -> None:
             table.add_row(reading, *percents, by_beta)
         console.print(table)
     table = _table("100 detections", "s", "without pressure", "peaks", "fails", "reported")
-    for count, row in found["parallel"].items():
+    for parallel, row in found["parallel"].items():
         here = row["assumed"]
         table.add_row(
-            f"{count} parallel",
+            f"{parallel} parallel",
             f"{here['makespan_s']:.1f}",
             f"{row['without pressure']['makespan_s']:.1f}",
             f"{here['peak_capsm_percent']} % CapSM, {here['peak_memory_percent']} % memory",
             str(here["out_of_memory"]),
-            found["reported"]["parallel"][count],
+            found["reported"]["parallel"][parallel],
         )
     console.print(table)
     for key, title in (
