@@ -1,34 +1,40 @@
 """Hostile rings: whatever a client writes into its lanes, they end and nobody else notices.
 
-    python -m tests.faults.rings.run [--rings N] [--device cpu:N] [--seed N] [--short]
+    python -m tests.faults.rings.run [--rings N] [--device cpu:N] [--seed N] [--add] [--short]
 
 One client of a live daemon opens lanes and writes into their rings what it should not; see
 `tests.faults.rings.hostile` for how, and for what counts as a ring. Beside it a client with a lane
 of its own launches all the time, and checks each result. At the end the daemon must have lost no
 device host, and nothing of the hostile client's may be left.
 
-Prints the figures and writes bench/results/rings.json; with --short it only prints.
+Prints the figures and writes bench/results/rings.json; with --short it only prints. With --add it
+goes on from what that file has, with the next seed, and writes the figures of all runs together; of
+times beside them the worst run's. A run that found something wrong is not gone on from.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 import gpud_client as gc
-from bench.harness.results import keep
+from bench.harness.results import RESULTS, keep
 from bench.harness.timing import load
 from gpud.demo.metrics import percentile
 from tests.faults.client_kills.run import leaks, settled, until_back
 from tests.faults.rings.hostile import PATIENCE_S, Hostile, Wrong
 
 RINGS, FEW = 1_000_000, 5_000
+RESULT = RESULTS / "rings.json"
+_BESIDE = {"p50": 50, "p99": 99, "p100": 100}
 TICK = 'extern "C" __global__ void tick(unsigned* n) { atomicAdd(n, 1u); }'
 
 
@@ -39,12 +45,24 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="the longest it may take")
     parser.add_argument("--device", default="cpu:2")
     parser.add_argument("--seed", type=int, default=18)
+    parser.add_argument("--add", action="store_true", help="go on from the recorded figures")
     parser.add_argument("--short", action="store_true", help=f"{FEW} rings; writes no file")
     options = parser.parse_args()
     before = load()
     rings = options.rings or (FEW if options.short else RINGS)
+    past: dict[str, Any] | None = None
+    if options.add and RESULT.exists():
+        past = json.loads(RESULT.read_text())
+    if past is not None and past["wrong"]:
+        parser.error(f"{RESULT.name} tells of something wrong: begin again, without --add")
+    seed = options.seed if past is None else past["seed"] + 1
+    left = rings - (0 if past is None else past["rings"])
+    if left <= 0:
+        parser.error(f"{RESULT.name} has {rings:,} rings already")
     with gc.local(options.device, log_level="error", grace="30 s") as gpu:
-        found = measure(gpu, rings, options.seed, options.seconds)
+        found = measure(gpu, left, seed, options.seconds)
+    if past is not None:
+        found = added(past, found)
     report(found)
     if not options.short:
         keep("rings", found, before)
@@ -90,11 +108,25 @@ def measure(gpu: gc.Session, rings: int, seed: int, seconds: float = 3600.0) -> 
         "rings_a_second": round(tried / took_s),
         "by_kind": dict(sorted(hostile.rings.items())),
         "beside_launches": len(good.times_us),
-        "beside_us": {f"p{one}": round(percentile(good.times_us, one)) for one in (50, 99, 100)},
+        "beside_us": {name: round(percentile(good.times_us, at)) for name, at in _BESIDE.items()},
         "back_ms": round(back_ms, 1),
         "seed": seed,
         "wrong": wrong + left,
     }
+
+
+def added(past: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of two runs as those of one."""
+    both = dict(found)
+    for name in ("rings", "lanes", "seconds", "beside_launches"):
+        both[name] = past[name] + found[name]
+    both["rings_a_second"] = round(both["rings"] / both["seconds"])
+    both["by_kind"] = dict(sorted((Counter(past["by_kind"]) + Counter(found["by_kind"])).items()))
+    worst = {name: max(past["beside_us"][name], found["beside_us"][name]) for name in _BESIDE}
+    both["beside_us"] = worst
+    both["back_ms"] = max(past["back_ms"], found["back_ms"])
+    both["runs"] = past.get("runs", 1) + 1
+    return both
 
 
 class Good:

@@ -96,7 +96,7 @@ class CPULane:
         if lent:
             self._lending.resize(run, slices)
         elif run is not None:
-            run.resize(slices)
+            self._fit(run)
 
     @property
     def held(self) -> int:
@@ -275,9 +275,9 @@ class CPULane:
         """Have blocks again, as many as its slices are for."""
         with self._scheduler.lock:
             self._lending.end()
-            run, slices = self._run, self.slices
+            run = self._run
         if run is not None:
-            run.resize(slices)
+            self._fit(run)
 
     def interrupt(self) -> None:
         """End `wait_for_record`, now or the next time; the lane has ended."""
@@ -316,11 +316,21 @@ class CPULane:
                 self._exclusive,
                 self,
             )
-            slices = 0 if self._lending.lent else self.slices
             self._lending.has(run, self.slices)
-        run.resize(slices)
+        self._fit(run)
         for number, tell in added:
             tell(number)
+
+    def _fit(self, run: LaneRun) -> None:
+        """Have the present run as large as it is to be, however many threads do so at once."""
+        done = -1
+        while True:
+            with self._scheduler.lock:
+                slices = 0 if self._lending.lent else self.slices
+                if self._run is not run or slices == done:
+                    return
+            run.resize(slices)
+            done = slices
 
     def _run_over(self) -> None:
         """Report the launch with which the run has ended, and begin the next one."""

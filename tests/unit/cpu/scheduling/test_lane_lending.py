@@ -6,7 +6,10 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from gpud.device.cpu.occupancy import SM_CAPACITY
+from gpud.device.cpu.scheduling.lane_run import LaneRun
 from gpud.device.host import messages as m
 from gpud.device.host.lane_watch import LaneWatch
 from gpud.device.host.lending import Lending
@@ -258,3 +261,23 @@ def test_an_sm_beside_a_polling_block_listens_to_its_lanes() -> None:
         lane.complete(lane.launch("put", lane.pointer() + number(3)))
         lane.words[100] = 1
         assert over.wait(LIMIT_S)
+
+
+def test_a_run_that_begins_while_the_lane_is_taken_up_has_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LaneDriver() as lane:
+        lane.site("put")
+        lane.lane.lend()
+        resize, late = LaneRun.resize, [True]
+
+        def resize_late(run: LaneRun, slices: int) -> None:
+            if late.pop() if late else False:
+                lane.lane.take_up()  # on another thread, just now
+            resize(run, slices)
+
+        monkeypatch.setattr(LaneRun, "resize", resize_late)
+        assert lane.lane._run is not None
+        lane.lane._run.retire()
+        lane.wait(lambda: not late)
+        lane.complete(lane.launch("put", lane.pointer() + number(3)))
