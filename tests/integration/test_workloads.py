@@ -32,7 +32,7 @@ from tests.integration.workload_programs import (
     serving,
     train,
 )
-from tests.support.allocation_trace import trace
+from tests.support.allocation_trace import run_trace, trace
 
 
 def test_two_programs_take_turns_and_keep_their_values() -> None:
@@ -181,18 +181,6 @@ def test_persistent_memory_grows_at_its_place_as_far_as_its_offset() -> None:
         second.free()
         assert work.zeros(4).ptr == before + (1 << 20)
         np.testing.assert_array_equal(first.get(), np.arange(1 << 17))
-
-
-def run_trace(turn: Any, lives: list[tuple[int, int]]) -> int:
-    """Allocate and free as a trace says; returns the most bytes that lived at once."""
-    alive: dict[int, tuple[Any, int, int]] = {}
-    most = 0
-    for number, (size, life) in enumerate(lives):
-        for old in [one for one, (_, _, until) in alive.items() if until < number]:
-            alive.pop(old)[0].free()
-        alive[number] = turn.empty(size, np.uint8), -(-size // 256) * 256, number + life
-        most = max(most, sum(size for _, size, _ in alive.values()))
-    return most
 
 
 def test_a_workload_without_sizes_learns_them() -> None:

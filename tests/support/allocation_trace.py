@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
+
+import numpy as np
 
 
 def trace(seed: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -18,3 +21,15 @@ def trace(seed: int) -> tuple[list[int], list[tuple[int, int]]]:
     backward = [(size, 1) for size in reversed(layers)]
     lives = [(size, 1000 if seed % 2 else life) for size, life in [*forward, *backward]]
     return keeps, lives
+
+
+def run_trace(turn: Any, lives: list[tuple[int, int]]) -> int:
+    """Allocate and free as a trace says; returns the most bytes that lived at once."""
+    alive: dict[int, tuple[Any, int, int]] = {}
+    most = 0
+    for number, (size, life) in enumerate(lives):
+        for old in [one for one, (_, _, until) in alive.items() if until < number]:
+            alive.pop(old)[0].free()
+        alive[number] = turn.empty(size, np.uint8), -(-size // 256) * 256, number + life
+        most = max(most, sum(size for _, size, _ in alive.values()))
+    return most
