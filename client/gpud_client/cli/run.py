@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 import warnings
@@ -30,9 +32,21 @@ _PTX = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*\.", re.DOTALL)
 _NOT_IN_NAMES = re.compile(r'[\x00-\x1f"\\]')  # they would end the name, or begin another character
 
 
+def _file_that_is_there(file: Path) -> Path:
+    """Say that a file is missing before options that are missing, too."""
+    if str(file) != "-" and not file.exists():
+        raise typer.BadParameter(f"{file}: {os.strerror(errno.ENOENT)}")
+    return file
+
+
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="CUDA C++ or PTX; - reads the standard input.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="CUDA C++ or PTX; - reads the standard input.",
+            callback=_file_that_is_there,
+        ),
     ],
     kernel: Annotated[
         str | None,

@@ -426,6 +426,11 @@ def test_trace_writes_a_file(
     assert err.count("\n") == 1
 
 
+def test_run_says_first_that_there_is_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "absent.cu"]) == USAGE
+    assert "absent.cu: No such file" in capsys.readouterr().err
+
+
 # -- how commands end ----------------------------------------------------------------------------
 
 EVERY = [
