@@ -97,6 +97,7 @@ CI = (
     "tests/gpu/test_served.py",
     "tests/integration/test_adapters.py",
     "tests/integration/test_administration.py::test_a_drain_ends_the_daemon_after_its_jobs",
+    "tests/gpu/test_lane_rings.py",
     "tests/gpu/test_lanes_at_length.py",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_checking.py::test_with_asyncio",

@@ -130,6 +130,7 @@ STEPS: tuple[Step, ...] = (
     _test("resizing", 90, "under_resizes and 3", several=True),
     _bench("resize", 40, trial="--seconds 0.05"),
     _bench("shares", 60, trial="--seconds 0.2"),
+    _bench("lanes", 120, trial="--wakes 3 --seconds 0.03 --short"),
     _test("conformance", 200, "saxpy or no_parameters", several=True),
     _colocation("gpud_floor", 80),
     _colocation("green", 80),

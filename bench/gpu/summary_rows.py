@@ -198,6 +198,37 @@ def _shares(_: str, found: Result) -> Iterator[tuple[str, str]]:
         )
 
 
+def _lanes(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    for row in found["rows"]:
+        if row["row"] == "launches":
+            trips, submit = row["round_trip_us"], row["submit_us"]
+            yield (
+                "a lane's round trip, beside a bare echo: p50, p99; one submit, launches a second",
+                (
+                    f"{trips['lane']['p50']:.0f}, {trips['lane']['p99']:.0f} us beside "
+                    f"{trips['echo']['p50']:.0f}, {trips['echo']['p99']:.0f} (aims: 1, 2 x); "
+                    f"{submit['p50']:.1f} us (aim 4), {row['launches_a_second']:,.0f} (aim 150,000)"
+                ),
+            )
+        elif row["row"] == "wake":
+            first = row["first_block_us"]
+            yield (
+                f"an idle lane's first block, offline blocks of {row['block_ms']:g} ms",
+                f"p50 {first['p50']:.0f}, p99 {first['p99']:.0f} us after its record",
+            )
+        elif row["row"] == "requests":
+            yield (
+                (
+                    f"requests in a lane at load {row['load']:g}, offline blocks of "
+                    f"{row['block_ms']:g} ms"
+                ),
+                (
+                    f"r99 {row['r99']:.3f}, harvest {row['harvest']:.2f} (aims 1.15 at 1 ms, "
+                    "1.1 at 0.1 ms; 0.95)"
+                ),
+            )
+
+
 _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "tests_*": _tests,
     "sanitize_*": _sanitize,
@@ -211,6 +242,7 @@ _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "resize": _resize,
     "random_resizes": _random_resizes,
     "shares": _shares,
+    "lanes": _lanes,
 }
 """By the pattern of a result's name."""
 

@@ -137,7 +137,6 @@ class Good:
         self.times_us: list[float] = []
         self._lane = gpu.lane(reservation=1)
         self._count = gpu.zeros(1, np.uint32)
-        self._view = self._count.numpy()
         self._tick = gpu.kernel(TICK, "tick")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -166,8 +165,8 @@ class Good:
                 self._tick.submit(1, 1, (self._count,), stream=self._lane).result(PATIENCE_S)
                 self.times_us.append((time.perf_counter_ns() - began) / 1e3)
                 runs += 1
-                if self._view[0] != runs:
-                    self.wrong.append(f"the good client counts {self._view[0]}, not {runs}")
+                if (count := self._count.get()[0]) != runs:
+                    self.wrong.append(f"the good client counts {count}, not {runs}")
                     return
         except (gc.GpudError, TimeoutError) as error:
             self.wrong.append(f"the good client: {type(error).__name__}: {error}"[:400])

@@ -244,6 +244,7 @@ def test_a_launch_that_is_cancelled_in_time_does_not_begin() -> None:
         lane.device.watcher.poll()
         for number in (5, 6):
             lane.lane.cancel(number)
+        fake.run()  # nobody looks meanwhile
         lane.drive()
         assert {number: one.progress for number, one in lane.told.ended.items()} == {
             5: (0, 50),

@@ -73,7 +73,7 @@ class RingReader:
         self._words = memoryview(self._map)[: ring.SLOTS_AT].cast("I")
         self.address: int = np.frombuffer(self._map, np.uint8).ctypes.data
         self.number = self.tail = 0
-        self._woken = 0
+        self._woken = self._completed = 0
         self._listening = False
         self._barrier = threading.Lock()
 
@@ -171,7 +171,7 @@ class RingReader:
             self._map, self._completion(number), number, status | slices << ring.SLICES_SHIFT,
             accepted_ns, began_ns, ended_ns,
         )  # fmt: skip
-        following = (number + 1) & _MASK
+        self._completed = following = (number + 1) & _MASK
         self._words[ring.BEGUN // 4] = following
         self._words[ring.COMPLETED // 4] = following
 
@@ -180,8 +180,7 @@ class RingReader:
         with self._barrier:  # a full barrier: the client sees the count, or this what it wants
             pass
         wanted = self._words[ring.WANTED // 4]
-        completed = self._words[ring.COMPLETED // 4]
-        if wanted != self._woken and (completed - wanted) & _MASK < _HALF:
+        if wanted != self._woken and (self._completed - wanted) & _MASK < _HALF:
             self._woken = wanted
             wake_shared(self.address + ring.COMPLETED)
 
