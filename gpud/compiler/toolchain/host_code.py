@@ -33,9 +33,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from gpud.compiler.toolchain.cpp_tokens import Token, in_one_branch, split_tokens
+from gpud.compiler.toolchain.cpp_declarations import CLASS_KEYS, DeclarationReader, Head
+from gpud.compiler.toolchain.cpp_tokens import in_one_branch, split_tokens
 
 __all__ = ["DeviceCode", "without_host_code"]
 
@@ -48,20 +48,8 @@ _OPTION = re.compile(r"\s*(?:-D|--define-macro=?)\s*(\w+)(?:=(.*))?", re.DOTALL)
 
 _SPACES = frozenset({"__global__", "__device__", "__constant__", "__shared__", "__managed__"})
 _NAMED_LIKE_A_SPACE = re.compile("DEVICE|GLOBAL|KERNEL|CUDA|HOST_DEV|_HD")
-_CLASS_KEYS = frozenset({"class", "struct", "union", "enum"})
-_WITH_GROUP = frozenset(
-    {
-        "__attribute__", "__align__", "alignas", "__launch_bounds__", "__cluster_dims__",
-        "__maxnreg__", "__block_size__", "decltype", "noexcept", "explicit", "__declspec",
-        "requires", "throw",
-    }
-)  # fmt: skip
-_IN_DEVICE_STD = frozenset(
-    {"move", "forward", "size_t", "ptrdiff_t", "nullptr_t", "initializer_list", "numeric_limits"}
-)
 # Templates of types, concepts, and texture references, which CUDA has no more.
 _FOR_THE_COMPILER = frozenset({"using", "concept", "texture", "surface"})
-_OPENING = {"(": ")", "{": "}", "[": "]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,33 +97,13 @@ def _macros_for_spaces(text: str, options: Sequence[str]) -> frozenset[str]:
     return frozenset(spaces)
 
 
-class _Head(NamedTuple):
-    """A declaration up to its body, initialiser or end.
-
-    Attributes:
-        first, last: Its tokens; ``last`` is the one that ended the head.
-        begin: The first token behind ``template <...>``.
-        parameters: The token that opens its parameters; None: it has none.
-        names: The identifiers outside of groups.
-    """
-
-    first: int
-    begin: int
-    last: int
-    parameters: int | None
-    names: tuple[str, ...]
-
-
-class _Reader:
+class _Reader(DeclarationReader):
     """Goes through the declarations of a text and notes what to change."""
 
     def __init__(self, text: str, spaces: frozenset[str]) -> None:
         self._text = text
-        self._spaces = spaces
         self._all = split_tokens(text)
-        # Several at the end: some looks go a few tokens ahead.
-        end = Token("end", "", len(text), len(text))
-        self._tokens = [*in_one_branch(self._all), *[end] * 8]
+        super().__init__(in_one_branch(self._all), spaces)
         self._edits: list[tuple[int, int, str]] = []
         self.names: dict[str, int] = {}
         self.device_declarations = 0
@@ -187,7 +155,7 @@ class _Reader:
         if word == "extern" and self._tokens[at + 1].kind == "string":
             if self._tokens[at + 2].text == "{":
                 return self._scope(at + 3) + 1
-        if word == "typedef" and self._tokens[at + 1].text in _CLASS_KEYS:
+        if word == "typedef" and self._tokens[at + 1].text in CLASS_KEYS:
             if self._tokens[self._until(at, "{;(")].text == "{":
                 return self._class(self._head(at + 1)._replace(first=at))
         if word in ("using", "typedef", "static_assert", "asm", "friend"):
@@ -201,9 +169,9 @@ class _Reader:
             return self._behind(at + 1)
         return self._classified(self._head(at), class_name)
 
-    def _classified(self, head: _Head, class_name: str | None) -> int:
+    def _classified(self, head: Head, class_name: str | None) -> int:
         opening = self._tokens[head.last].text
-        is_class = head.parameters is None and any(n in _CLASS_KEYS for n in head.names[:8])
+        is_class = head.parameters is None and any(n in CLASS_KEYS for n in head.names[:8])
         if opening == "{" and is_class:
             return self._class(head)
         end = self._end(head)
@@ -218,7 +186,7 @@ class _Reader:
             self._function(head, end, class_name)
         return end
 
-    def _variable(self, head: _Head, end: int, class_name: str | None) -> None:
+    def _variable(self, head: Head, end: int, class_name: str | None) -> None:
         foreign = self._names_host_library(head.first, head.last)
         if class_name is not None:
             if "static" in head.names and not self._is_constant(head):
@@ -226,7 +194,7 @@ class _Reader:
         elif foreign or not self._is_constant(head):
             self._take_out(head.first, end - 1, self._declared(head))
 
-    def _function(self, head: _Head, end: int, class_name: str | None) -> None:
+    def _function(self, head: Head, end: int, class_name: str | None) -> None:
         assert head.parameters is not None
         foreign = self._names_host_library(head.first, head.last)
         if class_name is None and head.names[:1] == ("template",) and head.begin == head.first:
@@ -247,7 +215,7 @@ class _Reader:
                     self._edits.append((token.start, token.end, ""))
             self._edits.append((last.start, stop.end, "= delete;"))
 
-    def _class(self, head: _Head) -> int:
+    def _class(self, head: Head) -> int:
         """Go through a class; it goes as a whole if only the host can have it."""
         body, edits, names = head.last + 1, len(self._edits), dict(self.names)
         devices = self.device_declarations
@@ -275,173 +243,7 @@ class _Reader:
             at += 1
         return False
 
-    # -- heads -----------------------------------------------------------------------------------
-
-    def _head(self, first: int) -> _Head:
-        at = first
-        while self._tokens[at].text == "template" and self._tokens[at + 1].text == "<":
-            at = self._behind_angles(at + 1)
-        begin = at
-        parameters = None
-        names: list[str] = []
-        while True:
-            token = self._tokens[at]
-            if token.kind == "end" or token.text in (";", "{", "}"):
-                break
-            if token.kind == "name":
-                names.append(token.text)
-                grouped = token.text in _WITH_GROUP and self._tokens[at + 1].text == "("
-                is_operator = token.text == "operator"
-                if is_operator:
-                    at += 1  # its sign, which may be "=" or "("
-                    while self._tokens[at + 1].text in (
-                        "=",
-                        ")",
-                        "]",
-                        "<",
-                        ">",
-                        "|",
-                        "&",
-                        "+",
-                        "-",
-                    ):
-                        at += 1
-                at = self._behind(at + 1) if grouped else at + 1
-                continue
-            if token.text == "=" or (token.text == ":" and parameters is not None):
-                break
-            if token.text == "(" and parameters is None and not self._is_pointer(at):
-                parameters = at
-            at = self._behind(at) if token.text in _OPENING else at + 1
-        return _Head(first, begin, at, parameters, tuple(names))
-
-    def _end(self, head: _Head) -> int:
-        """Return where the declaration behind the head ends: the token behind it."""
-        at = head.last
-        if self._tokens[at].text == ":":
-            at = self._behind_initialisers(at + 1)
-        if self._tokens[at].text == "{" and head.parameters is not None:
-            at = self._behind(at)
-            while self._tokens[at].text == "catch":
-                at = self._behind(self._until(at, "{"))
-            return at
-        return self._until(at, ";") + 1
-
-    def _behind_initialisers(self, at: int) -> int:
-        """Return the body's brace behind a constructor's ``: a(1), b{2}``."""
-        while True:
-            while self._tokens[at].text not in ("(", "{", ";", "<") and self._more(at):
-                at += 1
-            if self._tokens[at].text == "<":
-                at = self._behind_angles(at)
-                continue
-            if self._tokens[at].text not in ("(", "{"):
-                return at
-            at = self._behind(at)
-            while self._tokens[at].text == ".":
-                at += 1
-            if self._tokens[at].text != ",":
-                return at
-            at += 1
-
-    def _is_macro_call(self, at: int) -> bool:
-        """Whether ``NAME(...)`` stands alone before something that begins a declaration."""
-        if self._tokens[at].kind != "name" or self._tokens[at + 1].text != "(":
-            return False
-        if self._tokens[at].text in _WITH_GROUP or self._tokens[at].text in self._spaces:
-            return False
-        behind = self._tokens[self._behind(at + 1)]
-        return behind.kind == "name" and behind.text not in ("const", "noexcept", "override")
-
-    def _class_name(self, head: _Head) -> int:
-        """Return the token that names a class: the last name before its bases or body."""
-        at = named = head.begin
-        while at < head.last and self._tokens[at].text not in (":", "<"):
-            token = self._tokens[at]
-            if token.text in _WITH_GROUP and self._tokens[at + 1].text == "(":
-                at = self._behind(at + 1)
-                continue
-            if token.kind == "name" and token.text != "final":
-                named = at
-            at += 1
-        return named
-
-    def _is_forward(self, head: _Head) -> bool:
-        """Whether the head is ``struct S`` and no more, so that it declares no variable."""
-        if "enum" in head.names:
-            return True
-        keys = [i for i in range(head.begin, head.last) if self._tokens[i].text in _CLASS_KEYS]
-        return bool(keys) and self._class_name(head) == keys[0] + 1
-
-    def _is_pointer(self, at: int) -> bool:
-        """Whether a parenthesis opens the name of a pointer to a function, ``(*f)``."""
-        while self._tokens[at + 1].kind == "name" and self._tokens[at + 2].text == "::":
-            at += 2
-        return self._tokens[at + 1].text in ("*", "&")
-
-    def _is_constant(self, head: _Head) -> bool:
-        if "constexpr" in head.names:
-            return True
-        words = [t.text for t in self._tokens[head.begin : head.last]]
-        if "const" not in words:
-            return False
-        return "*" not in words[max(i for i, w in enumerate(words) if w == "const") :]
-
-    def _declared(self, head: _Head) -> tuple[str, ...]:
-        """Return the name that the head declares, as well as it can be told."""
-        stop = head.last if head.parameters is None else head.parameters
-        words = [t.text for t in self._tokens[head.begin : stop] if t.kind == "name"]
-        return tuple(words[-1:])
-
-    def _names_host_library(self, at: int, end: int) -> bool:
-        """Whether tokens name what only the host has: ``std::vector``, ``FILE``."""
-        for i in range(at, end):
-            word = self._tokens[i].text
-            if word in ("FILE", "thrust"):
-                return True
-            if word == "std" and self._tokens[i + 1].text == "::":
-                if self._tokens[i - 1].text == "::" and self._tokens[i - 2].text == "cuda":
-                    continue
-                name = self._tokens[i + 2].text
-                if name not in _IN_DEVICE_STD and not re.fullmatch(r"u?int\w*_t", name):
-                    return True
-        return False
-
-    # -- tokens ----------------------------------------------------------------------------------
-
-    def _more(self, at: int) -> bool:
-        return self._tokens[at].kind != "end"
-
-    def _behind(self, at: int) -> int:
-        """Return what follows the bracket that matches the one at ``at``."""
-        depth = 0
-        while self._more(at):
-            token = self._tokens[at]
-            if token.kind == "mark_of":
-                depth += (token.text in _OPENING) - (token.text in _OPENING.values())
-            at += 1
-            if depth <= 0:
-                break
-        return at
-
-    def _behind_angles(self, at: int) -> int:
-        depth = 0
-        while self._more(at):
-            text = self._tokens[at].text
-            if text in _OPENING:
-                at = self._behind(at)
-                continue
-            depth += (text == "<") - (text == ">")
-            at += 1
-            if depth <= 0:
-                break
-        return at
-
-    def _until(self, at: int, texts: str) -> int:
-        """Return the next token of one of these characters outside of brackets."""
-        while self._more(at) and self._tokens[at].text not in tuple(texts):
-            at = self._behind(at) if self._tokens[at].text in _OPENING else at + 1
-        return at
+    # -- changes ---------------------------------------------------------------------------------
 
     def _take_out(self, first: int, last: int, names: Sequence[str] = ()) -> None:
         start, end = self._tokens[first].start, self._tokens[last].end
