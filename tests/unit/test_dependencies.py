@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -145,19 +146,21 @@ def source_files() -> Iterator[tuple[str, Path]]:
             yield ".".join(part for part in parts if part != "__init__"), path
 
 
-def imports(module: str, path: Path, text: str) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: str, path: Path, text: str) -> list[tuple[str, int]]:
     """Every imported name with its line; ``from a import b`` gives ``a.b``, module or not."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
     for node in ast.walk(ast.parse(text, str(path))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base]).rstrip(".")
-            for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
+            found += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
+    return found
 
 
 def within(name: str, part: str) -> bool:
