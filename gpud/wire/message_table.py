@@ -22,7 +22,6 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgpack
@@ -168,12 +167,10 @@ class MessageTable:
             ProtocolError: it is not a valid message; the error carries ``request`` or ``job`` if
                 it could be read.
         """
-        # The usual encoding: an array header of one byte, then the code in one byte.
-        code: Any = body[1] if len(body) > 1 and 0x90 <= body[0] <= 0x9F else -1
-        schema = self._read[sender].get(code) or self._find(sender, code)
-        if schema is not None and len(body) <= _LARGE_BYTES:
-            # The usual message in few steps; those that follow find out what is wrong with another.
-            with suppress(Exception):
+        # The usual message in few steps: an array header of one byte, then the code in one byte.
+        try:
+            if 0x90 <= body[0] <= 0x9F and len(body) <= _LARGE_BYTES:
+                schema = self._read[sender][body[1]]
                 values = _unpackb(
                     body,
                     max_array_len=schema.most_items,
@@ -182,6 +179,14 @@ class MessageTable:
                 )
                 del values[0]
                 return schema.checked_build(values)
+        except Exception:  # noqa: BLE001  (what is wrong is found out below)
+            return self._decode_carefully(body, sender)
+        return self._decode_carefully(body, sender)
+
+    def _decode_carefully(self, body: bytes | memoryview, sender: Sender) -> Any:
+        """Do `decode` for the first message of its kind, a large one, or one that is refused."""
+        code: Any = body[1] if len(body) > 1 and 0x90 <= body[0] <= 0x9F else -1
+        schema = self._read[sender].get(code) or self._find(sender, code)
         if len(body) > _LARGE_BYTES:
             self._walk(body, schema)
         values = _unpack(body, schema.most_items if schema else self._limit(sender))
