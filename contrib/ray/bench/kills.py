@@ -12,6 +12,7 @@ Run it: .venv-ray/bin/python contrib/ray/bench/kills.py [--kills 200] [--nodes 3
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -78,12 +79,20 @@ def run(cluster: LocalCluster, kills: int, seconds: float, *, agents: bool) -> d
             else:
                 nodes.remove(victim)
                 cluster.kill_node(victim)
-                nodes.append(cluster.add("cpu:1"))
+                nodes.append(_added(cluster))
             counts["kills"] += 1
         collect(block=False)
     collect(block=True)
     counts["lost"] = counts["submitted"] - counts["done"] - counts["failed"]
     return {**counts, "seconds": time.monotonic() - begin}
+
+
+def _added(cluster: LocalCluster) -> str:
+    while True:
+        try:
+            return cluster.add("cpu:1")
+        except Exception as error:  # noqa: BLE001  (what Ray raises when a start takes too long)
+            print(f"a new node did not start, another one is: {error}", file=sys.stderr)
 
 
 def _holds(cluster: LocalCluster, node: str) -> bool:
