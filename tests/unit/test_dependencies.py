@@ -21,7 +21,8 @@ RAY_PACKAGE = "contrib/ray/gpud_ray"
 BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
 SAME = (  # for all devices
     "gpud.device.claim_size", "gpud.device.faults", "gpud.device.launch_checks",
-    "gpud.device.futex", "gpud.device.jit", "gpud.device.lane_reports", "gpud.device.printf",
+    "gpud.device.futex", "gpud.device.jit", "gpud.device.lane_reports", "gpud.device.lane_sites",
+    "gpud.device.printf",
     "gpud.device.readable", "gpud.device.record_wait",
 )  # fmt: skip
 BELOW_STATE = (
@@ -48,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device.jit": ("llvmlite",),
     "gpud.device.lane_reports": ("gpud.errors", "gpud.wire.lane_ring"),
+    "gpud.device.lane_sites": ("gpud.errors", "gpud.device.interface", "gpud.wire.lane_ring"),
     "gpud.device.host": (
         *BELOW_DEVICES,
         "gpud.device",

@@ -29,8 +29,9 @@ from gpud.device.cpu.scheduling.lane_take_back import Step
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
 from gpud.device.lane_reports import EndedLaunch, LaneObserver, ring_error
+from gpud.device.lane_sites import check_share, check_site
 from gpud.device.record_wait import wake_shared
-from gpud.errors import AdmissionError, GpudError, InvalidArgument, JobTimeout, LimitExceeded
+from gpud.errors import AdmissionError, GpudError, InvalidArgument, JobTimeout
 from gpud.wire import lane_ring as ring
 
 __all__ = ["CPULane"]
@@ -156,20 +157,9 @@ class CPULane:
             LimitExceeded: the lane has `MOST_SITES` launch sites.
             LaunchConfigError: as for any launch.
         """
-        if spec.form == "whole":
-            raise InvalidArgument(
-                f"{spec.kernel.name} is in form whole, which needs all its blocks at once, and a "
-                "lane's share may change: submit it as a job of another stream"
-            )
         with self._scheduler.lock:
-            if len(self._sites.all) >= ring.MOST_SITES:
-                raise LimitExceeded(
-                    f"the lane has {ring.MOST_SITES} launch sites, for as many kernels and block "
-                    "shapes; close it and open another",
-                    limit="launch sites",
-                    value=ring.MOST_SITES,
-                )
             number = len(self._sites.all)
+            check_site(spec, number)
             site = self._sites.add(spec)
             if site.layout.checked:
                 self._sites.all.pop()
@@ -177,15 +167,13 @@ class CPULane:
                     f"{site.name} was compiled for the checking mode, which lanes do not have: "
                     "submit it as a job of another stream"
                 )
-            most = site.layout.occupancy
-            if self.slices and self.slices * most < self._occupancy:
-                self._sites.all.pop()
-                raise AdmissionError(
-                    f"the lane's share holds no block of {site.name}, of which {most} fit on an "
-                    f"SM; open a lane with 1/{most} SM or more",
-                    requested=self.slices,
-                    capacity=self._sms,
+            try:
+                check_share(
+                    site.name, site.layout.occupancy, self.slices, self._occupancy, self._sms
                 )
+            except AdmissionError:
+                self._sites.all.pop()
+                raise
             fits = self._run is not None and self._layout is not None and self._layout.fits(site)
             if fits:
                 self._lane["site_count"] = number + 1

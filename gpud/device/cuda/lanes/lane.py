@@ -16,8 +16,9 @@ from gpud.device.cuda.lanes.lane_work import LaneResources, LaneWork
 from gpud.device.cuda.lanes.launch_groups import LaunchGroups
 from gpud.device.interface import LaunchSpec
 from gpud.device.lane_reports import LaneObserver
+from gpud.device.lane_sites import check_share, check_site
 from gpud.device.record_wait import RecordWait
-from gpud.errors import AdmissionError, GpudError, InvalidArgument, LimitExceeded
+from gpud.errors import GpudError
 from gpud.wire import lane_ring as ring
 
 __all__ = ["CUDALane"]
@@ -139,26 +140,9 @@ class CUDALane(LaneWork):
             LimitExceeded: the lane has `MOST_SITES` launch sites.
             LaunchConfigError: as for any launch.
         """
-        if spec.form == "whole":
-            raise InvalidArgument(
-                f"{spec.kernel.name} is in form whole, which needs all its blocks at once, and a "
-                "lane's share may change: submit it as a job of another stream"
-            )
-        if len(self._groups.sizes) >= ring.MOST_SITES:
-            raise LimitExceeded(
-                f"the lane has {ring.MOST_SITES} launch sites, for as many kernels and block "
-                "shapes; close it and open another",
-                limit="launch sites",
-                value=ring.MOST_SITES,
-            )
+        check_site(spec, len(self._groups.sizes))
         most = self._device.check_site(spec)
-        if self.slices and self.slices * most < self._occupancy:
-            raise AdmissionError(
-                f"the lane's share holds no block of {spec.kernel.name}, of which {most} fit on "
-                f"an SM; open a lane with 1/{most} SM or more",
-                requested=self.slices,
-                capacity=self._device.sms,
-            )
+        check_share(spec.kernel.name, most, self.slices, self._occupancy, self._device.sms)
         with self._lock:
             number = self._groups.add(spec)
         added(number)

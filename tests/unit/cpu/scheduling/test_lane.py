@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gpud.device.interface import LaunchSpec
-from gpud.errors import InvalidArgument, KernelTrap
+from gpud.device.lane_sites import check_site
+from gpud.errors import AdmissionError, InvalidArgument, KernelTrap, LimitExceeded
 from gpud.wire import lane_ring as ring
 from tests.unit.cpu.scheduling.lane_driver import LIMIT_S, LaneDriver
 
@@ -177,6 +178,17 @@ def test_form_whole_is_refused_with_the_reason() -> None:
         spec = LaunchSpec(lane.module.kernel("put"), "whole", (1, 1, 1), (1, 1, 1), b"")
         with pytest.raises(InvalidArgument, match="form whole"):
             lane.lane.add_site(spec, lambda _: None)
+
+
+def test_launch_sites_that_do_not_fit_are_refused_and_take_no_number() -> None:
+    with LaneDriver(slices=1) as lane:  # 1/32 SM; two blocks of 1,024 threads fit on an SM
+        with pytest.raises(AdmissionError, match="open a lane with 1/2 SM or more"):
+            lane.site("put", block=1024)
+        assert lane.site("put", block=32) == 0
+        spec = LaunchSpec(lane.module.kernel("put"), "persistent", (1, 1, 1), (1, 1, 1), b"")
+        check_site(spec, ring.MOST_SITES - 1)
+        with pytest.raises(LimitExceeded, match="the lane has 1024 launch sites"):
+            check_site(spec, ring.MOST_SITES)
 
 
 WRONG = {
