@@ -187,11 +187,12 @@ def test_it_fits_the_screen(width: int, height: int) -> None:
 def test_in_few_columns_nothing_that_changes_is_cut() -> None:
     from rich.console import Console
 
-    device = LOOK["status"]["devices"][0] | {
+    answer: dict[str, Any] = ANSWERS["status"]
+    device = answer["devices"][0] | {
         "name": "CPU device, 2 virtual SMs of compute capability 9.0",
         "memory_used_bytes": 40 << 10, "memory_bytes": 118 << 30,
     }  # fmt: skip
-    status = {**LOOK["status"], "devices": [device], "uptime_s": 1e5, "pid": 4194303}
+    status = {**answer, "devices": [device], "uptime_s": 1e5, "pid": 4194303}
     target = Console(width=80, record=True, file=io.StringIO())
     target.print(picture({"status": status, "jobs": [RUNNING]}, view_of(RUNNING), 80, 24))
     first, second = target.export_text().splitlines()[:2]
