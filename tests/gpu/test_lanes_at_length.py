@@ -8,6 +8,9 @@ import pytest
 
 import gpud_client as gc
 from tests.gpu.served_daemon import Served
+from tests.integration import test_lane_ends as ends
+from tests.integration import test_lane_jobs as jobs
+from tests.integration import test_lane_lending as lending
 from tests.integration import test_lanes as lanes
 
 lane = lanes.lane
@@ -42,10 +45,55 @@ test_memory_of_arrays_comes_free_while_a_lane_is_open = (
 test_a_closed_lane_gives_its_share_back = lanes.test_a_closed_lane_gives_its_share_back
 
 
+test_a_running_job_tells_its_progress_and_what_it_costs = (
+    jobs.test_a_running_job_tells_its_progress_and_what_it_costs
+)
+test_a_sequence_tells_its_progress_launch_by_launch = (
+    jobs.test_a_sequence_tells_its_progress_launch_by_launch
+)
+test_a_job_runs_no_longer_than_its_timeout = jobs.test_a_job_runs_no_longer_than_its_timeout
+test_a_timeout_is_that_of_the_whole_sequence = jobs.test_a_timeout_is_that_of_the_whole_sequence
+test_what_follows_a_failure_in_a_sequence_does_not_begin = (
+    jobs.test_what_follows_a_failure_in_a_sequence_does_not_begin
+)
+test_cancelling_a_launch_that_has_just_ended_leaves_the_next = (
+    jobs.test_cancelling_a_launch_that_has_just_ended_leaves_the_next
+)
+test_errors_name_the_block_and_the_thread = jobs.test_errors_name_the_block_and_the_thread
+test_jobs_that_end_while_somebody_begins_to_wait_are_told_once = (
+    jobs.test_jobs_that_end_while_somebody_begins_to_wait_are_told_once
+)
+test_it_is_a_future_wherever_one_is_taken = jobs.test_it_is_a_future_wherever_one_is_taken
+test_output_is_complete_when_the_job_has_ended = jobs.test_output_is_complete_when_the_job_has_ended
+test_jobs_of_lanes_are_followed_and_follow = jobs.test_jobs_of_lanes_are_followed_and_follow
+test_a_lane_can_have_sms_of_its_own = jobs.test_a_lane_can_have_sms_of_its_own
+test_a_deadline_orders_lanes_that_wait_for_their_share = (
+    jobs.test_a_deadline_orders_lanes_that_wait_for_their_share
+)
+test_a_forked_process_does_not_write_into_the_ring = (
+    jobs.test_a_forked_process_does_not_write_into_the_ring
+)
+beside = lending.beside
+test_an_idle_lane_lends_its_share_and_has_it_for_each_launch = (
+    lending.test_an_idle_lane_lends_its_share_and_has_it_for_each_launch
+)
+test_what_a_lane_lends_is_shown = lending.test_what_a_lane_lends_is_shown
+test_a_promise_is_kept_from_other_reservations = (
+    lending.test_a_promise_is_kept_from_other_reservations
+)
+test_closing_a_lane_cancels_what_is_in_it = ends.test_closing_a_lane_cancels_what_is_in_it
+
+
 @pytest.fixture(scope="module")
-def gpu() -> Iterator[gc.Session]:
+def server() -> Iterator[gc.Session]:
     served = Served()
     with served.connect() as session:
         assert session.devices[0].kind == "cuda"
         yield session
     served.close()
+
+
+@pytest.fixture
+def gpu(server: gc.Session) -> Iterator[gc.Session]:
+    with gc.connect(server.path) as session:
+        yield session

@@ -329,6 +329,27 @@ def test_a_lost_host_loses_arrays_that_no_file_has(served: Served, gpu: gc.Sessi
     assert lost[-1]["arrays"] == 1
 
 
+def test_a_lane_may_change_arrays_and_does_not_open_on_what_is_lost(
+    served: Served, gpu: gc.Session
+) -> None:
+    x = gpu.array(ints())
+    with gpu.lane(reservation=1) as lane:
+        add(gpu, x, 1, stream=lane).result(timeout=TIMEOUT_S)
+        x.set(ints(5))  # arrives before the next launch
+        add(gpu, x, 1, stream=lane).result(timeout=TIMEOUT_S)
+        assert np.array_equal(x.get(), ints(6))
+        add(gpu, x, 1, stream=lane).result(timeout=TIMEOUT_S)
+        served.kill_host()
+    with pytest.raises(gc.DeviceLost, match=r"lost the array at 0x"):
+        x.get()
+    with pytest.raises(gc.DeviceLost, match="could have used"):
+        gpu.lane(reservation=1)
+    x.set(ints(3))
+    with gpu.lane(reservation=1) as lane:
+        add(gpu, x, 1, stream=lane).result(timeout=TIMEOUT_S)
+    assert np.array_equal(x.get(), ints(4))
+
+
 def test_jobs_that_wait_when_a_host_is_lost_do_not_compute_on_what_is_left(
     served: Served, gpu: gc.Session
 ) -> None:

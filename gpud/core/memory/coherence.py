@@ -16,7 +16,8 @@ Terms:
 
 Properties:
     kept_is_right: what is kept at a host loss was copied after the last job that could have written
-        it had ended, or while the only jobs that could write it were still running: those fail;
+        it had ended, or while the only jobs that could write it were still running: those fail.
+        Launches in a lane have ended unnoticed: of a session with an open one, nothing is kept;
     lost_stays: a lost array stays lost until all of it is written, or it is freed;
     told: `lost_arrays` returns a `LostArrays` for a job that could use a lost array, and None for
         one that was submitted after the array was freed;
@@ -88,7 +89,7 @@ class _SessionArrays:
     def __init__(self) -> None:
         self.arrays: dict[int, _Array] = {}
         self.epoch = 0
-        self.running = 0
+        self.running = self.lanes = 0
         self.lost: dict[int, None] = {}
 
 
@@ -133,17 +134,19 @@ class CoherenceTracker:
 
     # -- jobs
 
-    def job_started(self, session: SessionId) -> None:
-        """Record that a job of the session was started."""
+    def job_started(self, session: SessionId, *, lane: bool = False) -> None:
+        """Record that a job of the session was started; ``lane``: launches in it end before it."""
         state = self._sessions.setdefault(session, _SessionArrays())
         state.epoch += 1
         state.running += 1
+        state.lanes += lane
 
-    def job_ended(self, session: SessionId) -> None:
+    def job_ended(self, session: SessionId, *, lane: bool = False) -> None:
         """Record that a job of the session has ended."""
         state = self._sessions[session]
         state.epoch += 1
         state.running -= 1
+        state.lanes -= lane
 
     def lost_arrays(self, session: SessionId, number: int) -> LostArrays | None:
         """Return the lost arrays that job ``number`` could use; None if it may run."""
@@ -238,11 +241,11 @@ class CoherenceTracker:
         """
         losses = []
         for session, state in self._sessions.items():
-            state.running = 0
+            lanes, state.running, state.lanes = state.lanes, 0, 0
             going = [
                 address
                 for address, one in state.arrays.items()
-                if one.lost is None and one.good_at != state.epoch
+                if one.lost is None and (lanes or one.good_at != state.epoch)
             ]
             for address in going:
                 self.mark_lost(session, address, reason)

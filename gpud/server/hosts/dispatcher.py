@@ -69,6 +69,7 @@ class JobDispatcher:
         self._runs = runs
         self._unsent: dict[int, None] = {}
         self._sent: dict[int, None] = {}
+        self._lanes: set[int] = set()  # of those that were sent
         self._any_ended = False
 
     @property
@@ -82,6 +83,7 @@ class JobDispatcher:
         left = UnfinishedJobs(sole, tuple(map(JobId, self._unsent)), self._any_ended)
         self._unsent.clear()
         self._sent.clear()
+        self._lanes.clear()
         self._any_ended = False
         return left
 
@@ -131,7 +133,7 @@ class JobDispatcher:
             session, number = job_pair(JobId(message.job))
             problem = memory.problem(session, number)
             if problem is not None:
-                self._observer.job_ended(_not_run(message.job, problem, sequence))
+                self._observer.job_ended(_not_run(message.job, problem, sequence.total))
                 return
             memory.copies.job_started(session)
         if sequence.ran is not host.registry:
@@ -140,16 +142,26 @@ class JobDispatcher:
         self._sent[message.job] = None
         process.send(message)
 
-    def open_lane(self, message: hm.OpenLane, descriptor: int) -> None:
-        """Open a lane, for which the host is prepared; ``descriptor`` is that of its ring."""
+    def open_lane(self, message: hm.OpenLane, descriptor: int) -> bool:
+        """Open a lane, for which the host is prepared; ``descriptor`` is that of its ring.
+
+        Returns whether it was: its jobs could use values that the device has lost.
+        """
         process, memory = self._host.process, self._host.memory
         if process is None or not process.alive:
             self._unsent[message.job] = None  # reported by `host_lost`, which follows
-            return
+            return True
         if memory is not None:  # any array of the session may change until the lane's end
-            memory.copies.job_started(job_pair(JobId(message.job))[0])
+            session, number = job_pair(JobId(message.job))
+            problem = memory.problem(session, number)
+            if problem is not None:
+                self._observer.job_ended(_not_run(message.job, problem, 0))
+                return False
+            memory.copies.job_started(session, lane=True)
         self._sent[message.job] = None
+        self._lanes.add(message.job)
         process.send_with(message, descriptor)
+        return True
 
     # -- messages from the host
 
@@ -183,11 +195,13 @@ class JobDispatcher:
         del self._sent[message.job]
         memory = self._host.memory
         if memory is not None:
-            memory.copies.job_ended(job_pair(JobId(message.job))[0])
+            lane = message.job in self._lanes
+            memory.copies.job_ended(job_pair(JobId(message.job))[0], lane=lane)
+        self._lanes.discard(message.job)
         self._any_ended = True
         self._observer.job_ended(message)
 
 
-def _not_run(job: int, error: GpudError, sequence: ValidatedSequence) -> hm.RunEnded:
+def _not_run(job: int, error: GpudError, total: int) -> hm.RunEnded:
     """Return the `RunEnded` of a job that was refused before it was sent to a host."""
-    return hm.RunEnded(job, error.to_wire(), False, b"", 0, sequence.total, 0, 0)
+    return hm.RunEnded(job, error.to_wire(), False, b"", 0, total, 0, 0)

@@ -362,8 +362,8 @@ class Runner:
             command.exclusive,
         )  # fmt: skip
         try:
-            self._devices[command.device].jobs.open_lane(opening, descriptor)
-            job.owner.lane_opened(job.number, size, descriptor)
+            if self._devices[command.device].jobs.open_lane(opening, descriptor):
+                job.owner.lane_opened(job.number, size, descriptor)
         finally:
             os.close(descriptor)
 
