@@ -214,6 +214,8 @@ class Standby:
     """It has no room, or none that is known."""
     READY = 2
     """It has room once the take-back plan was carried out, and blocks have left because of it."""
+    LEAVING = 3
+    """It has room once the blocks have left that are to leave its SM."""
 
 
 class Lent:

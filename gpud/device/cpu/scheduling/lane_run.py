@@ -24,6 +24,7 @@ from gpud.device.cpu.abi.records import (
     RUN_BYTES,
     SHARE,
     SHARE_BYTES,
+    Standby,
     launches_at,
 )
 from gpud.device.cpu.occupancy import DeviceLimits
@@ -252,6 +253,11 @@ class LaneRun(CPURun):
     def stand_by(self, sm: VirtualSM, standby: int) -> None:
         """Say whether its blocks on an SM are on standby, as a `Standby`."""
         self._words[(RUN_BYTES + SHARE_BYTES * sm.index) // 4 + _STANDBY] = standby
+
+    def is_ready(self, sm: VirtualSM | None) -> bool:
+        """Return whether its block on an SM is on standby, and has room but for who leaves."""
+        at = (RUN_BYTES + SHARE_BYTES * sm.index) // 4 + _STANDBY if sm is not None else 0
+        return sm is not None and self._words[at] == Standby.READY
 
     def retire(self) -> None:
         """Have its blocks leave once the present launch is over; the run is over then."""

@@ -168,10 +168,12 @@ class TakeBack:
     def end(self) -> None:
         """End the idle period: blocks on standby take room, or leave where there is none."""
         self.disarm()
-        self._lane["lent"] = Lent.NO
         run = self.run
         if run is None:
+            self._lane["lent"] = Lent.NO
             return
+        # Room that was taken back may still have the blocks that leave it.
+        waiting = {one.sm for one in run.kept.values() if one.counted and run.is_ready(one.sm)}
         for block in [one for one in run.kept.values() if not one.counted]:
             assert block.sm is not None
             if block.sm.used + run.cost <= SM_CAPACITY:
@@ -179,7 +181,8 @@ class TakeBack:
             else:
                 run.vacate(block)
         for sm in self._lane.sms:
-            run.stand_by(sm, Standby.NO)
+            run.stand_by(sm, Standby.LEAVING if sm in waiting else Standby.NO)
+        self._lane["lent"] = Lent.NO
 
     def _count(self, block: PersistentBlock) -> None:
         assert block.sm is not None

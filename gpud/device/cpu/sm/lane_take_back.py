@@ -81,9 +81,7 @@ def begin_on_standby(
     stays, taken, begins = e.label("stays"), e.label("taken"), e.label("begins")
     e.branch(compare(e, "ne", "i32", lane.load("retire", "acquire"), 0), leave, stays)
     e.place(stays)
-    ready = compare(e, "eq", "i32", share.load("standby", "acquire"), Standby.READY)
-    was = compare(e, "eq", "i32", lane.load("lent", "acquire"), Lent.TAKEN)
-    e.branch(e.value(f"and i1 {ready}, {was}"), taken, park)
+    e.branch(_has_room(e, share.load("standby", "acquire"), lane), taken, park)
     e.place(taken)
     place = e.value(f"getelementptr ptr, ptr {lane.load('sms')}, i32 {sm_index}")
     sm = Record(e, load(e, "ptr", place), SM)
@@ -229,9 +227,9 @@ def _define_is_due(ir: IRModule) -> None:
         block = _slot(e, index)
         block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
         standby = share_of(e, block_record).load("standby", "acquire")
-        with e.when(compare(e, "eq", "i32", standby, Standby.READY)):
+        with e.when(compare(e, "uge", "i32", standby, Standby.READY)):
             lane = lane_of(e, run_of(e, block_record))
-            taken = compare(e, "eq", "i32", lane.load("lent", "acquire"), Lent.TAKEN)
+            taken = _has_room(e, standby, lane)
             goes_on = compare(e, "eq", "i32", lane.load("retire", "acquire"), 0)
             idle = compare(
                 e, "eq", "i32", load(e, "i32", Record(e, block, HEADER).at("setup")), Setup.BLOCK
@@ -243,6 +241,14 @@ def _define_is_due(ir: IRModule) -> None:
         e.end(f"ret i1 {e.value(f'xor i1 {released}, true')}")
     e.end("ret i1 false")
     e.finish()
+
+
+def _has_room(e: Emitter, standby: str, lane: Record) -> str:
+    """Return whether a block on standby has room, but for blocks that are to leave."""
+    ready = compare(e, "eq", "i32", standby, Standby.READY)
+    taken = compare(e, "eq", "i32", lane.load("lent", "acquire"), Lent.TAKEN)
+    leaving = compare(e, "eq", "i32", standby, Standby.LEAVING)
+    return e.value(f"or i1 {e.value(f'and i1 {ready}, {taken}')}, {leaving}")
 
 
 def _slot(e: Emitter, index: str) -> str:

@@ -208,11 +208,11 @@ def test_a_lanes_block_does_not_begin_beside_one_that_is_still_to_leave() -> Non
         lane.wait(lambda: planned.run.progress[0])
         launched = lane.launch("put", lane.pointer() + number(3))
         planned.heard()
+        lane.lane.take_up()  # that makes no more room
         time.sleep(0.02)
         assert lane.word(ring.COMPLETED) == launched  # none more
         lane.words[100] = 1
         lane.complete(launched)
-        lane.lane.take_up()
 
 
 def test_a_plan_that_names_a_lane_is_left_to_python() -> None:
