@@ -201,7 +201,7 @@ def forwarded_again(here: str) -> int:
 
 
 @pytest.mark.skipif(not possible(), reason="needs root and network namespaces")
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_node_that_is_cut_off_loses_its_items_and_comes_back(
     nodes: dict[str, str], link: str
 ) -> None:
