@@ -116,6 +116,7 @@ SM, _sm_head = _fields(
     ("spinning", "i32"),
     ("unreported", "i32"),
     ("begins", "i32"),
+    ("kept", "i32"),
     ("inbox_head", "i32"),
     ("inbox_tail", "i32"),
 )
@@ -123,7 +124,8 @@ SM, _sm_head = _fields(
 waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported yet.
 ``spinning``: a block here has been still for long (`gpud.device.cpu.sm.stillness`).
 ``unreported``: after so many rounds Python is to tell runs that blocks have left; ``begins``: for
-so many rounds Python does not hear of them, as a lane's block begins. The inbox is a ring buffer.
+so many rounds Python does not hear of them, as a lane's block begins; ``kept``: for how
+many it has not. The inbox is a ring buffer.
 ``next_turn_ns``: when a released block may have its next turn beside others;
 ``turn_since_ns``: when the turn of a released block began, 0 if none has one. ``shares``: how many
 runs have blocks here; ``virtual_ns``: the SM's virtual time, see

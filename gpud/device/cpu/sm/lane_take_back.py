@@ -65,12 +65,12 @@ that the launch's first clock read came 130 to 260 us after it had begun, with i
 
 
 def define_take_back(ir: IRModule) -> None:
-    """Define ``@lane_wait``, ``@lane_change`` and ``@standby_is_due``."""
+    """Define ``@lane_wait``, ``@lane_change`` and ``@standby_waits``."""
     _define_take(ir)
     _define_wait(ir)
     _define_change(ir)
     _define_has_released(ir)
-    _define_is_due(ir)
+    _define_waits(ir)
 
 
 def begin_on_standby(
@@ -218,9 +218,9 @@ def _define_has_released(ir: IRModule) -> None:
     e.finish()
 
 
-def _define_is_due(ir: IRModule) -> None:
-    """Define ``i1 @standby_is_due(ptr %sm)``: whether a block on standby may begin now."""
-    e = Emitter(ir, "define internal i1 @standby_is_due(ptr %sm) nounwind")
+def _define_waits(ir: IRModule) -> None:
+    """Define ``i1 @standby_waits(ptr %sm)``: whether one on standby waits for others to leave."""
+    e = Emitter(ir, "define internal i1 @standby_waits(ptr %sm) nounwind")
     found = e.alloca("i1", "found")
     store(e, "i1", "false", found)
     with e.count("0", Record(e, "%sm", SM).load("count")) as index:
@@ -236,10 +236,7 @@ def _define_is_due(ir: IRModule) -> None:
             )
             with e.when(e.value(f"and i1 {e.value(f'and i1 {taken}, {goes_on}')}, {idle}")):
                 store(e, "i1", "true", found)
-    with e.when(load(e, "i1", found)):
-        released = e.value("call i1 @has_released(ptr %sm)")
-        e.end(f"ret i1 {e.value(f'xor i1 {released}, true')}")
-    e.end("ret i1 false")
+    e.end(f"ret i1 {load(e, 'i1', found)}")
     e.finish()
 
 

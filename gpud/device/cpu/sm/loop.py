@@ -84,6 +84,9 @@ __all__ = ["CLOSING", "GONE", "SPINNING", "NativeLoop", "native_loop"]
 
 GONE, CLOSING, SPINNING = 1, 2, 3
 """Why the loop returns: blocks have left; the SM must end; a block has been still for long."""
+_MOST_KEPT = 16
+"""Rounds for which a block on standby keeps Python from hearing of blocks that have left."""
+
 _STALL_NS = 10_000_000
 """A block that only yields while its run claims nothing may be polling with barriers in between:
 after it has run for this time another block of the run may begin on its SM."""
@@ -243,12 +246,20 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, parked: st
     less = e.value(f"sub i32 {begins}, 1")
     sm.store("begins", e.value(f"select i1 {some}, i32 {less}, i32 0"))
     with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
-        due = e.value(f"call i1 @standby_is_due(ptr {sm.pointer})")
+        # Other blocks may need but one turn more to leave, and Python takes longer than that.
+        waits = e.value(f"call i1 @standby_waits(ptr {sm.pointer})")
+        kept = sm.load("kept")
+        due = e.value(f"and i1 {waits}, {compare(e, 'ult', 'i32', kept, _MOST_KEPT)}")
         begun = compare(e, "ugt", "i32", begins, 1)
         present = compare(e, "ne", "i32", sm.load("count"), 0)
         first = e.value(f"and i1 {present}, {e.value(f'or i1 {due}, {begun}')}")
         with e.when(e.value(f"xor i1 {first}, true")):
+            sm.store("kept", 0)
+            sm.store("begins", 0)
             e.end(f"ret i32 {GONE}")
+        sm.store("kept", e.value(f"add i32 {kept}, 1"))
+        with e.when(due):
+            sm.store("begins", 2)  # else no block has a turn
         e.do(f"store i1 true, ptr {busy}")  # do not sleep before Python was told
     with e.when(compare(e, "ne", "i32", sm.load("unreported"), 0)):
         rounds = e.value(f"sub i32 {sm.load('unreported')}, 1")
