@@ -207,7 +207,9 @@ class SocketReader:
     def _may_lend(self) -> bool:
         """Whether only threads profit from reading, and the one that waited is settled."""
         sleepers, core = tuple(self.sleepers), self._core
-        alone = len(sleepers) == 1 and sleepers[0]._settled and not self.always
+        if self.always or core.resumable is not None:  # which must notice at once when it is lost
+            return False
+        alone = len(sleepers) == 1 and sleepers[0]._settled
         return alone and not core.lanes and not core.workloads and core.events is None
 
     def _lend(self) -> None:
