@@ -131,14 +131,14 @@ def test_the_parser_stands_what_hypothesis_finds(data: st.DataObject) -> None:
 
 def test_a_planted_bug_of_the_parser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = CLIENT_PROTOCOL.schema(wm.Resize)
-    checked_build = shape._checked_build
+    checked_build = shape.checked_build
 
     def planted(values: Any) -> Any:
         if type(values[1]) is not list:
             raise KeyError("planted")
         return checked_build(values)
 
-    monkeypatch.setattr(shape, "_checked_build", planted)
+    monkeypatch.setattr(shape, "checked_build", planted)
 
     def search() -> None:
         for batch in range(200):

@@ -47,7 +47,7 @@ def main() -> int:
     fuzzers: list[Fuzzer] = list(dict.fromkeys(parser.all_fuzzers()))
     for fuzzer in fuzzers:
         for cls in (*fuzzer.classes, *fuzzer.table.records):
-            atheris.instrument_func(fuzzer.table.schema(cls)._checked_build)
+            atheris.instrument_func(fuzzer.table.schema(cls).checked_build)
     run = _Run(Path(result), int(messages), float(seconds))
 
     def one_input(data: bytes) -> None:

@@ -15,6 +15,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.device.cuda.memory.arena import CUDAArena
+from gpud.device.cuda.memory.pool import DeviceBlock
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.device.interface import LaunchSpec
 from gpud.errors import (
@@ -53,31 +54,12 @@ def test_device_properties() -> None:
         assert device.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
-def test_copies_are_complete_before_later_launches() -> None:
-    fake = SteppedDriver()
-    with device_of(fake) as device:
-        memory = device.device_memory(64)
-        assert fake.u64(memory.address) == 0
-        memory.upload(b"abcdefgh")
-        assert fake.u32(memory.address) == int.from_bytes(b"abcd", "little")
-        memory.close()
-
-
 def test_memory_is_zero_and_seen_from_both_sides() -> None:
     with device_of(SteppedDriver()) as device:
         block = device.allocate(1000)
         assert block.view.size == 1000
         assert not block.view.any()
         assert block.address == block.view.ctypes.data
-        memory = device.device_memory(100)
-        assert memory.download() == bytes(100)
-        memory.upload(np.arange(10, dtype=np.uint8), 5)
-        assert memory.download(4, 6) == bytes([1, 2, 3, 4])
-        memory.fill(3)
-        assert memory.download(2) == b"\3\3"
-        with pytest.raises(ValueError, match="not all within 100"):
-            memory.upload(bytes(10), 95)
-        memory.close()
 
 
 def test_too_little_memory_says_how_much_there_is() -> None:
@@ -85,7 +67,7 @@ def test_too_little_memory_says_how_much_there_is() -> None:
     with device_of(fake) as device:
         fake.fail(1, "OUT_OF_MEMORY", "cuMemAlloc")
         with pytest.raises(OutOfMemory, match="12345 are available"):
-            device.device_memory(1 << 40)
+            DeviceBlock(device.context, 1 << 40)
 
 
 def test_runs_take_no_new_memory_once_they_have_run() -> None:
