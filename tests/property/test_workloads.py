@@ -302,6 +302,19 @@ def test_histories_keep_every_promise(seed: int) -> None:
     assert len(history(seed).log) > STEPS // 4
 
 
+@pytest.mark.parametrize("seed", [1870, 3065])
+def test_what_is_to_leave_for_one_that_waits_counts_as_host_memory(seed: int) -> None:
+    chance = random.Random(seed)
+    simulation = Simulation()
+    for number in range(2):
+        need = Need(1, chance.choice((0, 1, 5 * PAGE_BYTES)), 0)
+        simulation.open(need, 1 + number % 2, number // 2 % 2, movable=number == 1)
+    for _ in range(8):
+        burst = random.Random(chance.randrange(2**32))
+        for _ in range(30):
+            random_step(simulation, burst)
+
+
 def test_histories_have_every_command() -> None:
     logs = [history(seed, 1500).log for seed in range(4, 8)]
     commands = {type(command) for log in logs for _, given in log for command in given}

@@ -58,14 +58,19 @@ class WorkloadDevice:
         return None if self.paused else self.turns.timer_ns()
 
     def away_bytes(self, more: int = 0, window: int | None = None) -> int:
-        """Return the host memory that may be needed: all movable regions, unless all of them fit.
+        """Return the host memory that may be needed: all movable regions, unless all of them stay.
+
+        They stay if they are on the device, before the end of the window, and have room there
+        together; then nothing moves.
 
         Args:
             more: bytes of another movable region.
-            window: the size of the window; None: the one that it has.
+            window: the size of the window; None: the one that it has, or is to have.
         """
-        total = self.zones.window.total + more
-        return total if total > (self.zones.window.size if window is None else window) else 0
+        own, end = self.zones.window, self.limit if window is None else window
+        there = len(own.at(Place.HERE)) == len(own) and own.occupied_end <= end
+        fits = own.total + more <= end and (not more or own.find(more, end) is not None)
+        return 0 if there and fits else own.total + more
 
     def ready(self, workload: int) -> bool:
         """Return whether a workload's region is on the device."""

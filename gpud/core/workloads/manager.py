@@ -169,7 +169,7 @@ class WorkloadManager:
                 pass  # below
         for device in self._devices:
             device.zones.fit_window(device.other_bytes, widen=False)
-        if isinstance(event, Closed | Evicted | Fitted | MemoryChanged):
+        if isinstance(event, Closed | Evicted | Restored | Fitted | MemoryChanged):
             self._admit_waiting(commands)
         for device in self._devices:
             device.zones.fit_window(device.other_bytes, widen=not self.waiting)

@@ -75,6 +75,9 @@ class Window:
     def __iter__(self) -> Iterator[int]:
         return iter(self._movable)
 
+    def __len__(self) -> int:
+        return len(self._movable)
+
     def __getitem__(self, workload: int) -> Movable:
         return self._movable[workload]
 
