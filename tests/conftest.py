@@ -1,4 +1,4 @@
-"""Tiers of tests, settings of Hypothesis for all of them, and Ctrl-C.
+"""Tiers of tests, a time limit for fixtures, settings of Hypothesis for all tests, and Ctrl-C.
 
 `CI` lists what `make test` leaves to continuous integration: tests that take long for what they
 add to the rest. ``slow`` tests are for `make stress`, ``gpu`` tests for `make gpu-test`.
@@ -7,15 +7,21 @@ The same examples each time and no limits of time: a test fails because of what 
 because other programs had the cores. ``make stress`` takes the profile ``search``, which looks for
 new ones.
 
+The time limit of a test ends with its first failure. What it leaves, such as a lane with a launch
+that nobody lets go, could then hang its fixtures: they have a limit of their own.
+
 A shell ignores SIGINT in what it runs in the background, and every child inherits that: tests that
 send it would wait for ever.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+from collections.abc import Generator
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 # Programs that take seconds to compile or to run in all of their forms.
@@ -168,6 +174,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(CI):
             item.add_marker(pytest.mark.ci)
+
+
+_TEARDOWN_S = 120
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """End the process with its tracebacks if fixtures of a test do not end."""
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the one that is not captured
+    faulthandler.dump_traceback_later(_TEARDOWN_S, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 _SLOWNESS = (HealthCheck.too_slow, HealthCheck.data_too_large)
