@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu.instrumentation.device_memory import DeviceMemory
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.interface import LaunchSpec
 from gpud.errors import GpudError, IllegalAddress
@@ -36,14 +37,14 @@ class BoundsChecker:
     """Runs cases and checks memory and reports; see the module.
 
     Args:
-        device: with ``device_memory(size)``, as the CUDA device has it.
+        device: a `CUDADevice` or a `CPUDevice`.
         checked: whether programs are loaded with their arena.
     """
 
     def __init__(self, device: Any, *, checked: bool = True) -> None:
         self._device = device
-        self._memory = device.device_memory(3 * _ARENA)
-        low = int(self._memory.address)
+        self._memory = DeviceMemory(device, 3 * _ARENA)
+        low = self._memory.address
         base = low + _ARENA
         self._arena = (base, _ARENA) if checked else None
         size = _ARENA // 4
@@ -82,15 +83,14 @@ class BoundsChecker:
         target = np.frombuffer(case.target.to_bytes(8, "little"), np.uint8)
         at = _ARENA + _TABLE_AT + 8
         before[at : at + 8] = target
-        self._memory.upload(before)
-        self._memory.download(1)  # wait until it is there
+        self._memory.write(before)
         if case.kernel.mode.name in ("variable", "constant"):
             kind = "pointer" if case.kernel.mode.name == "variable" else "constant"
             symbol = module.symbol(f"{case.kernel.name}_{kind}")
             symbol[0:8] = target
             symbol[0:8].tobytes()  # wait until it is there
         error = self._launch(case, program, module)
-        after = np.frombuffer(self._memory.download(), np.uint8)
+        after = np.frombuffer(self._memory.read(), np.uint8)
         problems = []
         for name, part in (("below", slice(0, _ARENA)), ("above", slice(2 * _ARENA, None))):
             if not np.array_equal(before[part], after[part]):

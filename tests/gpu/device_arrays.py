@@ -16,24 +16,17 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from bench.gpu.instrumentation.device_memory import DeviceMemory
 
 _ARENA_BYTES = 1 << 28
 _ALIGNMENT = 256
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class _Memory(Protocol):
-    """Device memory of `gpud.device.cuda`."""
-
-    address: int
-
-    def upload(self, data: Any, offset: int = 0) -> None: ...
-    def download(self, size: int | None = None, offset: int = 0) -> bytes: ...
 
 
 class CopiedBytes:
@@ -78,15 +71,12 @@ class CopiedBytes:
 class _Array:
     """Zeroed memory of the arena."""
 
-    def __init__(self, memory: _Memory, base: int, offset: int, size: int) -> None:
+    def __init__(self, memory: DeviceMemory, base: int, offset: int, size: int) -> None:
         def read(at: int, count: int) -> bytes:
-            return memory.download(count, offset + at) if count else b""
+            return memory.read(count, offset + at)
 
         def write(at: int, data: bytes) -> None:
-            memory.upload(data, offset + at)
-            # A copy from pageable memory may return before it is done, and kernels on non-blocking
-            # streams do not wait for it; reading back does.
-            memory.download(1, offset + at)
+            memory.write(data, offset + at)
 
         self.address = base + offset
         self.view = CopiedBytes(size, read, write)
@@ -107,7 +97,7 @@ class _Module:
 
         def write(at: int, data: bytes) -> None:
             found[at : at + len(data)] = np.frombuffer(data, np.uint8)
-            found[at : at + 1].tobytes()  # as in `_Array`
+            found[at : at + 1].tobytes()  # waits for the copy
 
         def read(at: int, count: int) -> bytes:
             raw: bytes = found[at : at + count].tobytes() if count else b""
@@ -120,15 +110,15 @@ class OnDevice:
     """Wraps ``device``: allocates from one arena in device memory, which programs may access.
 
     Args:
-        device: with ``device_memory(size)``.
+        device: a `CUDADevice`, or a `CPUDevice` to try this without a GPU.
         checked: whether programs are loaded with the arena; without, they may access everything.
         size: of the arena, in bytes.
     """
 
     def __init__(self, device: Any, *, checked: bool = True, size: int = _ARENA_BYTES) -> None:
         self.device = device
-        self._memory = device.device_memory(size)
-        self.arena = (int(self._memory.address), size)
+        self._memory = DeviceMemory(device, size)
+        self.arena = (self._memory.address, size)
         self._checked = checked
         self._taken: list[tuple[int, int, weakref.ref[_Array]]] = []
 

@@ -9,7 +9,6 @@ import pytest
 from gpud.device.cpu.device import CPUDevice
 from tests.faults.out_of_bounds.accesses import ACCESSES
 from tests.gpu.bounds_checker import BoundsChecker
-from tests.gpu.test_comparison import Device
 
 PARTS = 12
 FEW = [one for one in ACCESSES if one.name in ("st.global.u32", "ld.u64", "atom.global.add.u32")]
@@ -26,9 +25,8 @@ def test_accesses_out_of_the_arena_are_refused_and_reported(cuda: Any, part: int
 
 def test_the_same_on_the_cpu_device() -> None:
     with CPUDevice(1) as cpu:
-        cases, problems = BoundsChecker(Device(cpu)).campaign(
-            FEW, 8
-        )  # one of its arguments is negative
+        # One of the arguments of this seed is negative.
+        cases, problems = BoundsChecker(cpu).campaign(FEW, 8)
     assert problems == []
     assert cases >= 2
 
@@ -36,7 +34,7 @@ def test_the_same_on_the_cpu_device() -> None:
 def test_a_missing_check_is_seen() -> None:
     stores = [one for one in ACCESSES if one.name == "st.global.u32"]
     with CPUDevice(1) as cpu:
-        world = BoundsChecker(Device(cpu), checked=False)
+        world = BoundsChecker(cpu, checked=False)
         seed = next(s for s in range(99) if _hits_a_neighbour(world, stores, s))
         _, problems = world.campaign(stores, seed)
     assert any("instead of IllegalAddress" in problem for problem in problems)

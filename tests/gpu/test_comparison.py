@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,35 +19,6 @@ from tests.gpu.native_device import with_visible_variables
 from tests.gpu.test_conformance import part_of, results
 
 
-class Memory:
-    """Device memory with the CUDA device's interface, kept on the host."""
-
-    def __init__(self, device: CPUDevice, size: int) -> None:
-        self._memory = device.allocate(size)
-        self.address = self._memory.address
-
-    def upload(self, data: Any, offset: int = 0) -> None:
-        raw = np.frombuffer(bytes(data), np.uint8)
-        self._memory.view[offset : offset + raw.size] = raw
-
-    def download(self, size: int | None = None, offset: int = 0) -> bytes:
-        end = None if size is None else offset + size
-        return self._memory.view[offset:end].tobytes()
-
-
-class Device:
-    """The CPU device with memory that must be copied."""
-
-    def __init__(self, device: CPUDevice) -> None:
-        self._device = device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def device_memory(self, size: int) -> Memory:
-        return Memory(self._device, size)
-
-
 class OnCopies(OnDevice):
     """`OnDevice` without a driver that buffers what kernels print."""
 
@@ -60,8 +30,8 @@ class OnCopies(OnDevice):
 def test_cases_run_on_copied_memory(name: str) -> None:
     case = _case(name)
     with CPUDevice(2) as cpu:
-        run, found = results(OnCopies(Device(cpu), size=1 << 20), case, "persistent")
-        _, again = results(OnCopies(Device(cpu), size=1 << 20), case, "sliced")
+        run, found = results(OnCopies(cpu, size=1 << 20), case, "persistent")
+        _, again = results(OnCopies(cpu, size=1 << 20), case, "sliced")
     assert mismatches(case, run.arguments, found, run.expected) == []
     assert differences(case, run.expected, found, again) == []
 
@@ -124,7 +94,7 @@ def test_parts_are_all_of_the_cases() -> None:
 
 def test_gaps_of_the_arena_are_used_again() -> None:
     with CPUDevice(1) as cpu:
-        device = OnDevice(Device(cpu), size=1024)
+        device = OnDevice(cpu, size=1024)
         first, second, third = (device.allocate(200) for _ in range(3))
         at = second.address
         second.view[:] = 1

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from bench.gpu.instrumentation.device_memory import DeviceMemory
 from gpud.compiler.pipeline import compile_program
 from gpud.demo.metrics import percentile
 from gpud.device.interface import Form, LaunchSpec
@@ -30,7 +31,6 @@ __all__ = [
     "NOTE_BYTES",
     "SLOTS",
     "SOURCE",
-    "Memory",
     "NotedKernel",
     "Notes",
     "freed_sms",
@@ -191,42 +191,6 @@ def tick_ns(notes: Notes) -> int:
     return int(np.diff(times).min(initial=1 << 30)) if len(times) > 1 else 0
 
 
-class Memory:
-    """Device memory of a CUDA or CPU device, with one interface."""
-
-    def __init__(self, device: Any, size: int) -> None:
-        if hasattr(device, "device_memory"):
-            self._memory = device.device_memory(size)
-            self._copied = True
-        else:
-            self._memory = device.allocate(size)
-            self._copied = False
-        self.address = int(self._memory.address)
-        self.size = size
-        self.clear()
-
-    def clear(self) -> None:
-        """Set all to 0."""
-        if self._copied:
-            self._memory.fill(0)
-            self._memory.download(1)  # waits for the memset, which returns before it is done
-        else:
-            self._memory.view[:] = 0
-
-    def read(self, size: int | None = None) -> bytes:
-        """Return a copy of the first ``size`` bytes, or of all."""
-        if self._copied:
-            found: bytes = self._memory.download(size)
-            return found
-        raw: bytes = self._memory.view[:size].tobytes()
-        return raw
-
-    def close(self) -> None:
-        """Free it."""
-        if self._copied:
-            self._memory.close()
-
-
 class NotedKernel:
     """The noting kernel on a device, with memory for the notes of ``most`` task blocks.
 
@@ -244,8 +208,8 @@ class NotedKernel:
         self._kernel = device.load(text).kernel(ENTRY)
         self.threads = threads
         self.occupancy: int = device.occupancy(self._kernel, (threads, 1, 1))
-        self._notes = Memory(device, NOTE_BYTES * most)
-        self._out = Memory(device, 4 * threads * OUT_BLOCKS)
+        self._notes = DeviceMemory(device, NOTE_BYTES * most)
+        self._out = DeviceMemory(device, 4 * threads * OUT_BLOCKS)
         self.most = most
 
     def spec(self, blocks: int, loops: int) -> LaunchSpec:
