@@ -1,6 +1,7 @@
 """Several nodes on one machine, each with a gpud of its own: for tests, benchmarks and trying out.
 
 Each node is a raylet, which Ray treats as a machine. They share this machine's processors.
+`lasting` makes items that take a known time, whatever the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import ray
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
@@ -19,15 +22,39 @@ from ray.cluster_utils import Cluster
 from gpud_ray.actors import find_agent, find_head, make_agent, make_head
 from gpud_ray.client import status
 from gpud_ray.errors import NoCluster
+from gpud_ray.items import InOut, KernelCall
 from gpud_ray.node.config import DaemonConfig
 from gpud_ray.placement.settings import Settings
 
-__all__ = ["LocalCluster", "local_cluster"]
+__all__ = ["LocalCluster", "lasting", "local_cluster"]
 
 _STORE_BYTES = 96 << 20
 _POLL_S = 0.05
 _START_S = 90.0
 _OPTIONS = {"drain_timeout": "1 s", "memory": "256 MiB"}
+_LASTING = r"""
+__device__ unsigned long long now() {
+    unsigned long long ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+extern "C" __global__ void lasting(float* values, int n, unsigned long long ns) {
+    for (unsigned long long began = now(); now() - began < ns;) {}
+    for (int i = 0; i < n; i++) values[i] += 1;
+}"""
+
+
+def lasting(seconds: float, values: npt.NDArray[np.float32]) -> KernelCall:
+    """Return a call whose kernel runs for a time, and then adds 1 to ``values``.
+
+    Args:
+        seconds: how long from its beginning, on any device.
+        values: numbers of any shape; the call's result.
+    """
+    return KernelCall(
+        source=_LASTING, kernel="lasting", grid=1, block=1,
+        args=(InOut(values), values.size, round(seconds * 1e9)),
+    )  # fmt: skip
 
 
 class LocalCluster:
@@ -95,9 +122,21 @@ class LocalCluster:
         raise NoCluster(f"of {wanted} nodes, {len(ready)} were ready within {_START_S:g} s")
 
     def agent(self, node: str) -> dict[str, Any]:
-        """Return what a node's agent says of itself."""
-        told: dict[str, Any] = ray.get(find_agent(node).status.remote(), timeout=30)
-        return told
+        """Return what a node's agent says of itself, once it is there if Ray starts it again.
+
+        Raises:
+            ray.exceptions.ActorUnavailableError: it is not within 90 s.
+        """
+        end = time.monotonic() + _START_S
+        while True:
+            try:
+                told: dict[str, Any] = ray.get(find_agent(node).status.remote(), timeout=30)
+            except ray.exceptions.ActorUnavailableError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_POLL_S)
+            else:
+                return told
 
     def kill_node(self, node: str) -> None:
         """End a node at once, as if its machine had lost power."""
