@@ -97,6 +97,7 @@ def test_a_leak_is_seen() -> None:
         "processes": 3,
         "descriptors": {"front": 20, "host": 7},
         "private_mib": {"front": 20.0, "host": 30.0},
+        "mapped": 2,
     }
     assert not client_kills.leaks(usage, usage)
     for after in (
@@ -104,6 +105,7 @@ def test_a_leak_is_seen() -> None:
         {**usage, "descriptors": {"front": 26, "host": 7}},
         {**usage, "descriptors": {"front": 20, "host": 9}},
         {**usage, "private_mib": {"front": 20.0, "host": 300.0}},
+        {**usage, "mapped": 3},
     ):
         assert client_kills.leaks(usage, after)
 

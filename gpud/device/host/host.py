@@ -100,7 +100,7 @@ class Host:
         )
         self._sequences = SequenceCache(device, self._kernel)
         compiling = _CommandThread("compile", self._guarded).put
-        self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
+        self._memory = SessionMemory(device, link, self._guarded, self._jobs_of)
         self._handlers: dict[type, Handler] = {
             m.StartRun: self._start_job,
             m.OpenLane: self._lanes.open,
@@ -338,8 +338,8 @@ class Host:
         for number in [n for n, one in self._modules.items() if one.session == command.session]:
             del self._modules[number]
 
-    def _has_jobs(self, session: int) -> bool:
-        return any(running.session == session for running in list(self._jobs.values()))
+    def _jobs_of(self, session: int) -> list[int]:
+        return [one.number for one in list(self._jobs.values()) if one.session == session]
 
 
 def end_process(reason: str) -> None:

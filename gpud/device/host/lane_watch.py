@@ -18,7 +18,8 @@ Properties:
 * a launch that comes while the lane is being lent is run: the lane is looked at again after it has
   given up its blocks;
 * the front hears of each wake after the launch may begin, and not before;
-* a launch whose job has run longer than it may is ended at the next look, or `LONGEST_S` later.
+* a launch whose job has run longer than it may is ended at the next look, or `LONGEST_S` later;
+* the ring of a lane that has ended is unmapped, once nobody looks at it.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class LendableLane(PlannedLane, Protocol):
     def interrupt(self) -> None:
         """End `wait_for_record`, now or the next time."""
 
+    def close(self) -> None:
+        """Unmap the ring, if the lane has ended; nothing else is called from then on."""
+
 
 class LaneWatch:
     """Watches one lane of a device host.
@@ -102,7 +106,7 @@ class LaneWatch:
         self._thread = threading.Thread(target=self._run, name=f"lane{number}", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Begin to watch, also a lane that has ended meanwhile: its ring is to be unmapped."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -117,6 +121,7 @@ class LaneWatch:
             self._lost(error)
         finally:
             self._lending.forget(self._number)
+            self._lane.close()
 
     def _watch(self) -> None:
         before, pause_s = None, self._hold_s

@@ -103,12 +103,17 @@ class Lanes:
                 os.close(descriptor)
         self._jobs[command.job] = running
         self._lanes[command.job] = lane
-        running.start(lane)
-        watch = LaneWatch(
+        watch = self._watches[command.job] = LaneWatch(
             command.job, lane, self._lending, self._hold_s, self._lost, self._lending_pays
         )
-        self._watches[command.job] = watch
-        watch.start()
+        try:
+            running.start(lane)
+        except BaseException:
+            self.forget(command.job)
+            lane.end()
+            raise
+        finally:
+            watch.start()
 
     def prepare(self, command: m.PrepareLaunch) -> None:
         """Execute `PrepareLaunch`.

@@ -57,7 +57,7 @@ class SessionMemory:
         device: maps arenas.
         link: the connection to the front.
         guarded: called with a handler and a command; calls the handler and handles what it raises.
-        has_jobs: whether a session has jobs on the device.
+        jobs_of: returns the numbers of a session's jobs on the device.
 
     Attributes:
         handlers: functions that queue the commands, by message class; all return at once.
@@ -68,13 +68,13 @@ class SessionMemory:
         device: Device,
         link: Link,
         guarded: Callable[[Handler, Any], None],
-        has_jobs: Callable[[int], bool],
+        jobs_of: Callable[[int], list[int]],
     ) -> None:
         self._device = device
         self._link = link
         self._send = link.send
         self._guarded = guarded
-        self._has_jobs = has_jobs
+        self._jobs_of = jobs_of
         self._arenas: dict[int, _Arena] = {}
         self._thread = CommandThread("map", guarded, self._session_gone)
         put = self._thread.put
@@ -113,17 +113,28 @@ class SessionMemory:
                 raise InvalidArgument(f"session {command.session} has its arena already")
             if descriptor is None:
                 raise InvalidArgument("OpenArena came without a file descriptor")
-            arena = self._device.map_arena(descriptor, command.size, command.base)
+            arena = self._map(descriptor, command)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
         self._arenas[command.session] = _Arena(arena, (arena.address, command.size))
         self._send(m.Replied(command.ticket, arena.address))
 
+    def _map(self, descriptor: int, command: m.OpenArena) -> Arena:
+        try:
+            return self._device.map_arena(descriptor, command.size, command.base)
+        except InvalidArgument as error:
+            first, end = command.base, command.base + command.size
+            for session, (_, (address, size)) in self._arenas.items():
+                if address < end and first < address + size:  # the front's mistake, or ours
+                    raise InvalidArgument(f"{error}: the memory of session {session}") from error
+            raise
+
     def _close_arena(self, command: m.CloseArena) -> None:
-        if self._has_jobs(command.session):
+        jobs = self._jobs_of(command.session)
+        if jobs:
             raise InvalidArgument(
-                f"session {command.session} has jobs: its arena stays mapped for good"
+                f"session {command.session} has jobs {jobs}: its arena stays mapped for good"
             )
         opened = self._arenas.pop(command.session, None)
         if opened is None:

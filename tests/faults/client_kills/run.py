@@ -247,7 +247,13 @@ def usage(front: int) -> dict[str, Any]:
             role: round(sum(one.private_bytes for one in those) / 2**20, 1)
             for role, those in roles.items()
         },
+        "mapped": sum(mapped_files(one.pid) for one in roles["host"]),
     }
+
+
+def mapped_files(pid: int) -> int:
+    """Return how many memory files a device host has mapped: arenas and rings of lanes."""
+    return Path(f"/proc/{pid}/maps").read_text().count("/memfd:gpud-")
 
 
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -258,6 +264,8 @@ def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     programs and the allocator's overhead.
     """
     found = []
+    if after["mapped"] > before["mapped"]:
+        found.append(f"{after['mapped'] - before['mapped']} memory files more in the host")
     if after["processes"] > before["processes"] + 1:
         found.append(f"{after['processes'] - before['processes']} processes more")
     for role in ("front", "host"):

@@ -61,6 +61,9 @@ class FakeLane:
     def interrupt(self) -> None:
         self.record.set()
 
+    def close(self) -> None:
+        self.told.append("close")
+
 
 class Case:
     """A watched lane beside a job with 4 slices."""
@@ -136,7 +139,7 @@ def test_a_lane_that_ends_while_it_lends_takes_nothing_back(case: Case) -> None:
     case.wait_until_idle()
     case.watch.stop()
     case.watch._thread.join(TIMEOUT_S)
-    assert case.told == ["lend", "LaneIdle"]
+    assert case.told == ["lend", "LaneIdle", "close"]
     assert case.lending.take_back(LANE) is None
 
 

@@ -78,6 +78,7 @@ class CPULane:
         self._run: LaneRun | None = None
         self._layout: LaneLayout | None = None
         self._ending = self._over = False
+        self._turning = False  # between two runs: who has ended the one begins the next
         self._lending = LaneLending(scheduler, self._lane)
         self._skips: set[int] = set()  # launches that are not to begin
         self._overdue: int | None = None  # a launch that was ended because of its timeout
@@ -136,7 +137,7 @@ class CPULane:
         with self._scheduler.lock:
             self._ending = True
             run = self._run
-            idle = run is None and not self._over
+            idle = run is None and not (self._over or self._turning)
         if run is not None:
             run.kill()
         elif idle:
@@ -179,12 +180,12 @@ class CPULane:
                 self._lane["site_count"] = number + 1
             else:
                 self._pending.append((number, added))
-            run = self._run
+            run, turning = self._run, self._turning
         if fits:
             added(number)
         elif run is not None:
             run.retire()  # the next one has room for it
-        else:
+        elif not turning:
             self._begin()
 
     def cancel(self, number: int) -> None:
@@ -232,7 +233,7 @@ class CPULane:
     def activity(self) -> int | None:
         """Return the number of the next launch; None while one runs or is to run."""
         with self._scheduler.lock:
-            return None if self._ending or self._has_work() else self._lane["number"]
+            return None if self._ending or self._over or self._has_work() else self._lane["number"]
 
     def _has_work(self) -> bool:
         lane = self._lane
@@ -281,33 +282,39 @@ class CPULane:
     # -- one run after another
 
     def _begin(self) -> None:
-        """Begin the next run."""
+        """Begin the next run, or finish if the lane is to end."""
         with self._scheduler.lock:
-            layout = self._layout
-            if layout is None or self._pending:
-                layout = self._layout = LaneLayout(
-                    self._lane, self._sites.all, self._occupancy, self._sms
-                )
-            lane = self._lane
-            lane["retire"] = lane["printed"] = lane["unreported"] = lane["skipped"] = 0
-            lane["current"] = NONE
-            lane["site_count"] = len(self._sites.all)
+            run = None if self._ending else self._next_run()
             added, self._pending = self._pending, []
-            self._run = run = LaneRun(
-                self._scheduler,
-                lane,
-                layout,
-                self._sites.all,
-                self._priority,
-                self._observer.on_left,
-                self._run_over,
-                self._exclusive,
-                self,
-            )
-            self._lending.has(run, self.slices)
+            self._turning = False
+        if run is None:
+            self._finish()
+            return
         self._fit(run)
         for number, tell in added:
             tell(number)
+
+    def _next_run(self) -> LaneRun:
+        """Make the next run; with the lock."""
+        layout, lane = self._layout, self._lane
+        if layout is None or self._pending:
+            layout = self._layout = LaneLayout(lane, self._sites.all, self._occupancy, self._sms)
+        lane["retire"] = lane["printed"] = lane["unreported"] = lane["skipped"] = 0
+        lane["current"] = NONE
+        lane["site_count"] = len(self._sites.all)
+        run = self._run = LaneRun(
+            self._scheduler,
+            lane,
+            layout,
+            self._sites.all,
+            self._priority,
+            self._observer.on_left,
+            self._run_over,
+            self._exclusive,
+            self,
+        )
+        self._lending.has(run, self.slices)
+        return run
 
     def _fit(self, run: LaneRun) -> None:
         """Have the present run as large as it is to be, however many threads do so at once."""
@@ -325,7 +332,7 @@ class CPULane:
         with self._scheduler.lock:
             run, lane = self._run, self._lane
             assert run is not None
-            self._run = None
+            self._run, self._turning = None, True
             self._lending.has(None, self.slices)
             open_ = lane["current"] != NONE
             ended = open_ or lane["unreported"]
@@ -334,7 +341,6 @@ class CPULane:
         error = lane["error"]
         if error:
             self.error = ring_error(error, lane["wrong"], lane["number"], lane["site_count"])
-        if error or self._ending:
             self._finish()
         else:
             self._begin()
@@ -373,8 +379,9 @@ class CPULane:
         self._observer.on_over()
 
     def close(self) -> None:
-        """Unmap the ring of a lane that has ended."""
-        self._ring.close()
+        """Unmap the ring, if the lane has ended; nobody waits for its next record any more."""
+        if self._over:
+            self._ring.close()
 
     def _set(self, at: int, value: int) -> None:
         ctypes.c_uint32.from_address(self._ring.address + at).value = value

@@ -222,6 +222,9 @@ class CUDALane(LaneWork):
         """End `wait_for_record`, now or the next time; the lane has ended."""
         self._lending.interrupt()
 
+    def close(self) -> None:
+        """Do nothing: a thread may look at the ring, which is unmapped with its last reference."""
+
     def _attend(self) -> None:
         """Sleep on the ring and act on what comes, while the lane does not lend."""
         while not self._over:

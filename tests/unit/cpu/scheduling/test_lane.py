@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpud.device.interface import LaunchSpec
+from gpud.device.lane_reports import EndedLaunch
 from gpud.device.lane_sites import check_site
 from gpud.errors import AdmissionError, InvalidArgument, KernelTrap, LimitExceeded
 from gpud.wire import lane_ring as ring
@@ -95,6 +96,40 @@ def test_a_launch_that_traps_fails_alone() -> None:
         assert "wrong" in str(ended.error)
         assert "(3, 0, 0)" in str(ended.error)
         assert ended.progress[1] == 8
+
+
+def test_a_lane_that_ends_between_two_runs_has_no_further_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LaneDriver() as lane:
+        monkeypatch.setattr(lane, "launch_ended", lambda launch: lane.lane.end())
+        lane.launch("wrong", lane.pointer(), (8, 1, 1))
+        assert lane.over.wait(LIMIT_S)
+        lane.wait(lambda: not lane.lane._turning)
+        assert lane.lane._run is None
+        assert lane.word(ring.COMPLETED) == 1, "the launch was reported before the lane ended"
+        lane.lane.close()
+        assert lane.lane.activity() is None
+
+
+def test_a_launch_site_that_comes_between_two_runs_is_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LaneDriver() as lane:
+        runs: list[object] = []
+        added: list[int] = []
+        put = LaunchSpec(lane.module.kernel("put"), "persistent", (1, 1, 1), (1, 1, 1), b"")
+
+        def between(_: EndedLaunch) -> None:
+            lane.lane.add_site(put, added.append)
+            runs.append(lane.lane._run)
+
+        monkeypatch.setattr(lane, "launch_ended", between)
+        lane.complete(lane.launch("wrong", lane.pointer(), (8, 1, 1)))
+        lane.wait(lambda: added)
+        assert runs == [None], "who ends a run begins the next one"
+        lane.sites["put"] = added[0]
+        assert lane.complete(lane.launch("put", lane.pointer() + number(9)))[1] == ring.DONE
 
 
 def test_output_comes_with_the_launch_that_printed_it() -> None:
@@ -257,7 +292,10 @@ def test_a_cancel_while_another_one_is_reported_is_not_lost() -> None:
     with LaneDriver(sms=1) as lane:
         site = lane.site("add")
         held = lane.launch("hold", lane.pointer(1) + lane.pointer(2))
-        numbers = [lane.write(site, lane.pointer(), (1, 1, 1)) for _ in range(6)]
+        numbers = [lane.write(site, lane.pointer(), (1, 1, 1)) for _ in range(3)]
+        flags = lane.pointer(3) + lane.pointer(4)
+        numbers.append(lane.write(lane.site("hold"), flags, (1, 1, 1)))
+        numbers += [lane.write(site, lane.pointer(), (1, 1, 1)) for _ in range(2)]
         lane.publish()
         lane.wait(lambda: lane.words[2])
         lane.lane.cancel(numbers[0])
@@ -266,9 +304,10 @@ def test_a_cancel_while_another_one_is_reported_is_not_lost() -> None:
         assert looking.wait(LIMIT_S)
         lane.lane.cancel(numbers[4])
         added.set()
+        lane.words[3] = 1  # before that the launch that is cancelled cannot have begun
         lane.complete(numbers[-1])
         assert [one.number - held for one in lane.ended] == [1, 3, 5]
-        assert lane.words[0] == 3
+        assert lane.words[0] == 2
 
 
 def test_a_larger_launch_site_cancels_no_launch_that_has_no_slices() -> None:

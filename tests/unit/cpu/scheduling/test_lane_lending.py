@@ -107,7 +107,7 @@ class Lent:
         self.job.start(device.new_run(sequence, 0, self.job.on_left, self.job.on_over))
         self.lending = Lending(self.jobs, self.hear)
         self.problems: list[BaseException] = []
-        self.epoch = self.wakes = 0
+        self.epoch = self.lends = self.wakes = 0
         self.watch = LaneWatch(
             LANE, lane.lane, self.lending, HOLD_S, self.problems.append, lambda: True
         )
@@ -120,6 +120,7 @@ class Lent:
             self.job.resize(self.slices, self.epoch)
             steps = ((JobId(JOB), self.slices),)
             self.lending.plan(m.TakeBackPlan(JobId(LANE), 0, event.epoch, steps))
+            self.lends += 1
         elif isinstance(event, m.LaneWoke):
             self.epoch += 1
             self.job.resize(0, self.epoch, booked=sum(slices for _, slices in event.taken))
@@ -132,7 +133,10 @@ def test_a_watched_lane_lends_and_takes_back_again_and_again() -> None:
         lane.site("put")
         lent = Lent(lane)
         for turn in range(1, 30):
-            lane.wait(lambda: lent.job.run.held == lent.slices)  # it has what the lane has lent
+            # It has what the lane has lent, and not what it is about to give back.
+            lane.wait(
+                lambda turn=turn: lent.lends == turn and lent.job.run.held == lent.slices  # type: ignore[misc]
+            )
             lane.complete(lane.launch("put", lane.pointer() + number(turn)))
             assert lane.words[0] == turn
             lane.wait(lambda turn=turn: lent.wakes == turn)  # type: ignore[misc]
