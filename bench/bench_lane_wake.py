@@ -103,6 +103,7 @@ class Machine:
         self.job.start(device.new_run(prepared, 0, self.job.on_left, self.job.on_over))
         self.epoch = 0
         self.idle, self.woke = threading.Event(), threading.Event()
+        self._barrier = threading.Lock()
         self.lending = AskingLending(self.jobs, self.hear, self.front)
         self._open_lane(online)
 
@@ -180,6 +181,8 @@ class Machine:
         self.number += 1
         written, written_monotonic = time.time_ns(), time.monotonic_ns()  # the first: %globaltimer
         struct.pack_into("<I", self.map, ring.HEAD, self.number)
+        with self._barrier:  # as the client has it: the device sees `head`, or this `listening`
+            pass
         if struct.unpack_from("<I", self.map, ring.LISTENING)[0]:
             wake_shared(self.lane._ring.address + ring.HEAD)
         if not self.woke.wait(30):

@@ -58,6 +58,7 @@ class LaneDriver:
         self.words = self.memory.view.view("u4")
         self.ended: list[EndedLaunch] = []
         self.over = threading.Event()
+        self._barrier = threading.Lock()
         descriptor = memfd.create("ring", -(-ring.RING_BYTES // 4096) * 4096)
         self.map = mmap.mmap(descriptor, 0)
         self.lane = self.device.open_lane(descriptor, UNIT, 1, self)
@@ -133,6 +134,8 @@ class LaneDriver:
     def publish(self, head: int | None = None) -> None:
         """Say what is written, and wake who listens."""
         struct.pack_into("<I", self.map, ring.HEAD, self.head if head is None else head)
+        with self._barrier:  # as the client has it: the device sees `head`, or this `listening`
+            pass
         if self.word(ring.LISTENING):
             self.lane._wake(ring.HEAD)
 
