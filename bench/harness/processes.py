@@ -1,11 +1,13 @@
-"""The processor time of other processes, read from the system."""
+"""The processor time of other processes, and the cores that they may use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["children", "family_ns", "processor_ns"]
+__all__ = ["children", "confine", "family_ns", "processor_ns"]
 
 
 def processor_ns(pid: int) -> int:
@@ -23,3 +25,10 @@ def children(pid: int) -> Iterator[int]:
 def family_ns(pid: int) -> int:
     """Return the processor time of a process and of all that it has started and that run."""
     return processor_ns(pid) + sum(family_ns(child) for child in children(pid))
+
+
+def confine(pid: int, cores: Collection[int]) -> None:
+    """Have the threads that a process has run on these cores only."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(task.name), cores)

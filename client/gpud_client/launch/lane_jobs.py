@@ -38,6 +38,9 @@ class LaneJob(LaneJobBase, Job):
             self._watch()
 
     def _wait_for_end(self, timeout: float | None) -> BaseException | None:
+        if timeout is None and self._first == self._last and self._lane._is_done(self._last):
+            self._asked = True
+            return None
         if not (self._over or (self._lane._wait(self._last, timeout) and self._look())):
             late = self._channel.run(self._late(timeout))
             if not self._settled:
