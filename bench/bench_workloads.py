@@ -12,7 +12,7 @@ batches of data, what persists alone is more than the device has: it has room fo
 * turns: all at once, as workloads, movable ones where what persists exceeds the device;
 * swap: all at once, and all that persists is copied in at the beginning of every turn and out at
   its end, as if nothing of it could stay: the baseline that does nothing clever. Its programs take
-  turns of 0.1 s, the time slice of the others, and all of their memory is temporary.
+  turns of 0.25 s, the time slice of the others, and all of their memory is temporary.
 
 Losses must be the same bit for bit in all of them, and those that NumPy computes but for rounding.
 Reported is the time from the common start to the last end; alone, the sum of the times. In each
@@ -50,7 +50,7 @@ from bench.load.training import MODELS, Model
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "bench" / "results" / "workloads.json"
 OVERSUBSCRIBED = 1.8
-SLICE_S = 0.1
+SLICE_S = 0.25
 SHORT_SAMPLES = (768, 768, 96)
 MODES = ("alone", "turns", "swap")
 

@@ -39,7 +39,7 @@ class TurnSettings(NamedTuple):
         overstay_ns: how long an iteration may last while others wait, before it is reported.
     """
 
-    slice_ns: int = 100_000_000
+    slice_ns: int = 250_000_000
     linger_ns: int = 2_000_000
     overstay_ns: int = 60_000_000_000
 
