@@ -1,14 +1,12 @@
-"""The actors' names, and how they are made and found."""
+"""The actors' names, and how they are found; `gpud_ray.making` makes them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpud_ray.errors import NoCluster
-from gpud_ray.placement.settings import Settings
 
 __all__ = [
     "HEAD",
@@ -17,8 +15,6 @@ __all__ = [
     "agent_name",
     "find_agent",
     "find_head",
-    "make_agent",
-    "make_head",
 ]
 
 NAMESPACE = "gpud"
@@ -54,35 +50,3 @@ def find_agent(node: str) -> Any:
         return ray.get_actor(agent_name(node), namespace=NAMESPACE)
     except ValueError:
         raise NoCluster(f"node {node} has no agent of gpud-ray: run `gpud-ray up` on it") from None
-
-
-def make_head(settings: Settings, node: str) -> Any:
-    """Return the head; make it, on this node if possible, if there is none."""
-    from gpud_ray.head import Head
-
-    return _make(Head, HEAD, node, soft=True).remote(settings)
-
-
-def make_agent(node: str, config: Any, settings: Settings) -> Any:
-    """Return the node's agent; make it if there is none.
-
-    Without a config it takes the gpud that its raylet's environment names.
-    """
-    from gpud_ray.node.agent import NodeAgent
-
-    return _make(NodeAgent, agent_name(node), node, soft=False).remote(config, settings)
-
-
-def _make(kind: type, name: str, node: str, *, soft: bool) -> Any:
-    # No concurrency groups: Ray gives each an event loop of its own, and these have one state.
-    return ray.remote(kind).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        max_task_retries=0,
-        max_concurrency=MOST_CALLS,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=soft),
-    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from gpud_ray.membership import Membership
+from gpud_ray.membership import MakeAgent, Membership
 from gpud_ray.placement.head_state import (
     Ask,
     Beat,
@@ -72,12 +72,12 @@ class Answer:
 class Head:
     """The actor; its methods are called by agents and by the command line."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, make_agent: MakeAgent) -> None:
         self._life = os.urandom(8).hex()
         self._started_s = time.time()
         self._clock = AwakeClock()
         self._state = HeadState(settings, self._now_s(settings))
-        self._membership = Membership(self._state, self._lost)
+        self._membership = Membership(self._state, self._lost, make_agent)
         self._waiting: dict[str, asyncio.Future[Placed | Refused]] = {}
         self._ticking: asyncio.Task[None] | None = None
 

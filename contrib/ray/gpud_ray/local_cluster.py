@@ -19,10 +19,11 @@ import ray
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
 
-from gpud_ray.actors import find_agent, find_head, make_agent, make_head
+from gpud_ray.actors import find_agent, find_head
 from gpud_ray.client import status
 from gpud_ray.errors import NoCluster
 from gpud_ray.items import InOut, KernelCall
+from gpud_ray.making import make_agent, make_head
 from gpud_ray.node.config import DaemonConfig
 from gpud_ray.placement.settings import Settings
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import ray
 
-from gpud_ray.actors import make_agent
 from gpud_ray.placement.head_state import HeadState
+from gpud_ray.placement.settings import Settings
 
-__all__ = ["Membership"]
+__all__ = ["MakeAgent", "Membership"]
+
+MakeAgent = Callable[[str, None, Settings], Any]
 
 _PERIOD_S = 1.0
 _MOST_REQUESTED = 64  # GPUs that an autoscaler is asked for at a time
@@ -30,9 +32,12 @@ class Membership:
         given_up: Nodes that Ray has given up. It ends them; until then they may be heard once more.
     """
 
-    def __init__(self, state: HeadState, lost: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, state: HeadState, lost: Callable[[str, str], None], make_agent: MakeAgent
+    ) -> None:
         self._state = state
         self._lost = lost
+        self._make_agent = make_agent
         self._requested = 0
         self._watching: asyncio.Task[None] | None = None
         self.left: set[str] = set()
@@ -59,7 +64,7 @@ class Membership:
             self._lost(node, "Ray has given it up")
         for node, resources in alive.items():
             if "gpud_sms" in resources and node not in self._state.nodes and node not in self.left:
-                await asyncio.to_thread(make_agent, node, None, self._state.settings)
+                await asyncio.to_thread(self._make_agent, node, None, self._state.settings)
 
     async def _ask_autoscaler(self) -> None:
         """Ask Ray's autoscaler, if there is one, for GPUs for the items that wait."""

@@ -23,8 +23,9 @@ import pytest
 import ray
 
 import gpud_ray
-from gpud_ray.actors import find_agent, make_agent, make_head
+from gpud_ray.actors import find_agent
 from gpud_ray.local_cluster import lasting
+from gpud_ray.making import make_agent, make_head
 from gpud_ray.node.config import DEVICES_VARIABLE
 
 SETTINGS = gpud_ray.Settings(period_s=0.2, missed_beats=10, attempts=5)

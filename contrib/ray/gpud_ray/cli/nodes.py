@@ -195,8 +195,8 @@ def _begin(settings: Any) -> str:
     """Make the head, if there is none, and this node's agent; return when it has reported."""
     import ray
 
-    from gpud_ray.actors import make_agent, make_head
     from gpud_ray.client import status as ask
+    from gpud_ray.making import make_agent, make_head
 
     node: str = ray.get_runtime_context().get_node_id()
     make_head(settings, node)

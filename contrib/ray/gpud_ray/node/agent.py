@@ -29,7 +29,7 @@ from gpud_ray.head import Answer
 from gpud_ray.items import InOut, Item
 from gpud_ray.node.config import DaemonConfig
 from gpud_ray.node.daemon import NodeDaemon
-from gpud_ray.node.heartbeats import Heartbeats, HeldItem
+from gpud_ray.node.heartbeats import Heartbeats, HeldItem, MakeHead
 from gpud_ray.node.outcome import Done, Failed, NodeFault, NoRoom, Outcome
 from gpud_ray.placement.head_state import Ask, Placed, Refused
 from gpud_ray.placement.idle_rate import gpu_idle_rate
@@ -48,7 +48,9 @@ _DOUBT_S = 1.0  # between an item's time and an agent's start, which two process
 class NodeAgent:
     """The actor; see the module."""
 
-    def __init__(self, config: DaemonConfig | None, settings: Settings) -> None:
+    def __init__(
+        self, config: DaemonConfig | None, settings: Settings, make_head: MakeHead
+    ) -> None:
         context = ray.get_runtime_context()
         self._node: str = context.get_node_id()
         self._life = time.time_ns()
@@ -56,7 +58,7 @@ class NodeAgent:
         config = DaemonConfig.of_this_node() if config is None else config
         self._daemon = NodeDaemon(config)
         self._beats = Heartbeats(
-            self._node, self._life, self._daemon, settings, self._answered,
+            self._node, self._life, self._daemon, settings, self._answered, make_head,
             serves=not config.absent,
         )  # fmt: skip
         self._forwarded: dict[str, set[asyncio.Future[str]]] = {}  # by node; set when it is lost

@@ -19,7 +19,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayError
 
-from gpud_ray.actors import find_head, make_head
+from gpud_ray.actors import find_head
 from gpud_ray.errors import NoCluster
 from gpud_ray.head import Answer
 from gpud_ray.node.daemon import NodeDaemon
@@ -28,11 +28,12 @@ from gpud_ray.placement.gpu_reading import GPUReading
 from gpud_ray.placement.head_state import Beat
 from gpud_ray.placement.settings import Settings
 
-__all__ = ["Heartbeats", "HeldItem"]
+__all__ = ["Heartbeats", "HeldItem", "MakeHead"]
 
 _LEAST_S = 0.02  # between two heartbeats
 
 Readings = tuple[GPUReading, ...]
+MakeHead = Callable[[Settings, str], Any]
 
 
 @dataclass(slots=True)
@@ -70,12 +71,14 @@ class Heartbeats:
         daemon: NodeDaemon,
         settings: Settings,
         answered: Callable[[Answer], None],
+        make_head: MakeHead,
         *,
         serves: bool,
     ) -> None:
         self._node, self._life, self._serves = node, life, serves
         self._daemon = daemon
         self._answered = answered
+        self._make_head = make_head
         self.settings = settings
         self.items: dict[str, HeldItem] = {}
         self.gpus: Readings = ()
@@ -205,4 +208,4 @@ class Heartbeats:
     def _replace_head(self) -> None:
         """Make a new head: the last one is gone for good, or Ray would have restarted it."""
         with suppress(NoCluster, RayError):
-            self._head = make_head(self.settings, self._node)
+            self._head = self._make_head(self.settings, self._node)
