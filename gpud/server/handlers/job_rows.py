@@ -1,9 +1,15 @@
-"""Rows about jobs, with their progress as their devices report it."""
+"""Rows about jobs, with their progress as their devices report it.
+
+Properties:
+    bounded: a session of which `_MOST_ASKED` questions wait for a device's reply is not read from:
+        a client that asks without end makes neither device nor front late for others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +22,7 @@ from gpud.server.state.access import Peer, may_manage, user_name
 from gpud.server.state.job_history import JobHistory
 from gpud.server.state.job_tables import ActiveJobs
 from gpud.server.state.others import Others
+from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.units import JobId, job_name
 
@@ -25,6 +32,7 @@ _SILENT_S = 10.0
 """A job of which no task block has ended for so long is said to make no progress."""
 
 _TIMEOUT_S = 0.5
+_MOST_ASKED = 16
 
 
 class JobRows:
@@ -57,6 +65,7 @@ class JobRows:
         self._epoch_ns = epoch_ns
         self._history = history
         self._others = others
+        self._asked: Counter[Session] = Counter()  # questions that wait for devices
 
     def row(self, job: SubmittedJob, now_ns: int) -> dict[str, Any]:
         """Return the job as shown in tables: see `SubmittedJob.row`."""
@@ -117,10 +126,17 @@ class JobRows:
         ran_s = (now_ns - job.started_ns) / 1e9
         return ran_s * (total - done) / done if 0 < done <= total else None
 
-    def refresh(self, jobs: Iterable[SubmittedJob], then: Callable[[], None]) -> None:
+    def refresh(
+        self, session: Session, jobs: Iterable[SubmittedJob], then: Callable[[], None]
+    ) -> None:
         """Request the jobs' progress from their devices; call ``then`` when all have replied.
 
         For a device that does not reply within `_TIMEOUT_S`, the last known progress is kept.
+
+        Args:
+            session: who asks.
+            jobs: about which.
+            then: called once, maybe before this returns.
         """
         wanted: dict[int, list[JobId]] = {}
         for job in jobs:
@@ -136,6 +152,7 @@ class JobRows:
             if left >= 0:
                 left = -1
                 timer.cancel()
+                self._answered(session)
                 then()
 
         def on_reply(value: Any, error: GpudError | None) -> None:
@@ -151,9 +168,19 @@ class JobRows:
             if left == 0:
                 finish()
 
+        self._asked[session] += 1
+        if self._asked[session] == _MOST_ASKED:
+            session.stream.pause()
         timer = self._loop.call_later(_TIMEOUT_S, finish)
         for index, numbers in wanted.items():
             self._devices[index].read_progress(tuple(numbers), on_reply)
+
+    def _answered(self, session: Session) -> None:
+        if self._asked[session] == _MOST_ASKED:
+            session.stream.resume()
+        self._asked[session] -= 1
+        if not self._asked[session]:
+            del self._asked[session]
 
 
 def _no_progress(job: SubmittedJob, blocks: int, now_ns: int) -> list[str]:

@@ -74,7 +74,7 @@ class JobRequests:
         def on_progress() -> None:
             self._answers.answer(session, message.request, rows(jobs, row))
 
-        self._job_rows.refresh([job for job in jobs if job is not None], on_progress)
+        self._job_rows.refresh(session, [job for job in jobs if job is not None], on_progress)
 
     def why(self, session: Session, message: wm.Why) -> None:
         """Handle `Why`: answer lines about a job, also one that has ended recently."""
@@ -93,7 +93,7 @@ class JobRequests:
                 session.send(wm.Answer(message.request, self._job_rows.why(job, session.peer)))
 
         # Those that hold what it needs, too, for how long they will run on.
-        self._job_rows.refresh(self._job_rows.beside(job), on_progress)
+        self._job_rows.refresh(session, self._job_rows.beside(job), on_progress)
 
     def _job(self, session: Session, ref: tuple[int, int]) -> SubmittedJob:
         number = _id(ref)

@@ -97,7 +97,7 @@ class Queries:
         def on_chosen(jobs: list[SubmittedJob]) -> None:
             steps = self._jobs_of(session, jobs)
             self._job_rows.refresh(
-                jobs, lambda: self._answers.answer(session, message.request, steps)
+                session, jobs, lambda: self._answers.answer(session, message.request, steps)
             )
 
         self._answers.make(session, message.request, chosen, on_chosen)
