@@ -6,10 +6,10 @@ As in ``gpud demo``: three kinds of offline jobs keep a device full, online requ
 arrive as a Poisson process and each reserves the whole device; every result is checked. For online
 loads 0.2 and 0.5 and for offline task blocks of 0.1, 1 and 5 ms: r99 and harvest with reservations,
 with reservations and the requests in a lane that lends its share between them, with run to
-completion, and with equal sharing. p99 alone and offline work alone are measured anew in every
-repetition, between the policies, with the same arrivals; p99 alone of requests in a lane is that in
-a lane. Every repetition has its own arrivals. Reported is the median over the repetitions, with the
-extremes.
+completion, and with equal sharing. p99 alone is measured anew in every repetition, between the
+policies, with the same arrivals, and offline work alone for every policy; p99 alone of requests in
+a lane is that in a lane. Every repetition has its own arrivals. Reported is the median over the
+repetitions, with the extremes.
 
 Prints a table and writes bench/results/colocation.json; with --short it only prints.
 """
@@ -120,13 +120,12 @@ def measure(
         arrivals = {share: poisson(share / REQUEST_S, seconds, seed) for share in loads}
         online: dict[float, Window] = {}
         own: dict[float, Window] = {}
-        offline: Window | None = None
         for policy in POLICIES:
             lane = policy == "lane"
             daemons = "reservations" if lane else policy
             with open_experiment(device, daemons, sizes, lane=lane) as experiment:
-                if offline is None:
-                    offline = experiment.measure("alone", seconds / 2, offline=True)
+                # Beside each policy: where others share the machine it differs within minutes.
+                offline = experiment.measure("alone", seconds / 2, offline=True)
                 if not online or lane:
                     for share in loads:
                         own[share] = experiment.measure(

@@ -1,6 +1,7 @@
 """Co-location of online requests beside offline work, in another tree and in this one, in turns.
 
     python bench/bench_colocation_trees.py BEFORE [--device cpu:N] [--rounds N] [--seconds S]
+                                                  [--block-ms MS] [--load L]
 
 Each tree has a daemon and clients of its own, all of which are there from the beginning; problem
 sizes are measured once, in this tree. In each round each tree has a window with online requests
@@ -32,7 +33,7 @@ from gpud.demo.colocation import sizes_for
 from gpud.demo.metrics import percentile
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK_S, JOB_S, REQUEST_S, LOAD = 1e-3, 0.25, 0.012, 0.2
+JOB_S, REQUEST_S = 0.25, 0.012
 PERCENTS = (50, 90, 99)
 # Runs in either tree: of gpud it uses only what has long been there.
 WINDOWS = """
@@ -66,9 +67,11 @@ with open_experiment({device!r}, "reservations", sizes) as experiment:
 """
 
 
-def compare(before: Path, device: str, rounds: int, seconds: float) -> int:
+def compare(
+    before: Path, device: str, rounds: int, seconds: float, block_s: float, busy: float
+) -> int:
     """Measure both trees and print the table; return the exit status."""
-    sizes = sizes_for(device, block_s=BLOCK_S, job_s=JOB_S, request_s=REQUEST_S)
+    sizes = sizes_for(device, block_s=block_s, job_s=JOB_S, request_s=REQUEST_S)
     rows = [(o.kind.name, o.rounds, o.task_blocks, o.block_s, o.work_s) for o in sizes.offline]
     trees = {"before": before.resolve(), "after": ROOT}
     running: dict[str, subprocess.Popen[str]] = {}
@@ -87,7 +90,7 @@ def compare(before: Path, device: str, rounds: int, seconds: float) -> int:
             if _answer(running[name]) != "ready":
                 raise RuntimeError(f"the clients in {tree} did not begin; what they wrote says why")
         for number in range(rounds):
-            arrivals = poisson(LOAD / REQUEST_S, seconds, number + 1) or [0.0]
+            arrivals = poisson(busy / REQUEST_S, seconds, number + 1) or [0.0]
             for beside in (False, True):
                 for name in random.sample(sorted(running), len(running)):
                     seen = json.loads(_answer(running[name], json.dumps([beside, arrivals])))
@@ -140,8 +143,17 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
+    parser.add_argument("--block-ms", type=float, default=1.0, help="of offline task blocks")
+    parser.add_argument("--load", type=float, default=0.2, help="of online requests")
     options = parser.parse_args()
-    return compare(options.before, options.device, options.rounds, options.seconds)
+    return compare(
+        options.before,
+        options.device,
+        options.rounds,
+        options.seconds,
+        options.block_ms / 1e3,
+        options.load,
+    )
 
 
 if __name__ == "__main__":
