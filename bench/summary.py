@@ -38,9 +38,9 @@ What the benchmarks measured, each row with the command that made it. The same c
 details under `bench/results/`; `python bench/summary.py` makes this page from those files. Aims
 that are missed are printed like those that are met.
 
-Only the shares were measured with this version, all else before its last changes, among
-them offline jobs' shares by weight; PoCL before jobs could be sequences of launches, and before
-bounds checks.
+Shares, workloads, killed clients and all of "Launches" but the CUDA device were measured with this
+version, all else before its last changes, among them offline jobs' shares by weight; PoCL before
+jobs could be sequences of launches, and before bounds checks.
 
 *r99* is the 99th percentile of the time of online requests beside offline work, divided by that of
 the same requests alone. *Harvest* is the offline work done, divided by what the time that online
@@ -116,7 +116,9 @@ def _result(name: str, results: Path) -> Result | None:
 
 
 def _machine(result: Result) -> str:
-    machine = result.get("machine", {})
+    machine = result.get("machine")
+    if machine is None:  # of each part
+        machine = next((part["machine"] for part in result.values() if "machine" in part), {})
     return f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'unknown')}"
 
 
@@ -133,12 +135,14 @@ _SECTIONS = {
     "Sharing": (
         Benchmark("colocation", "python bench/bench_colocation.py", rows.colocation),
         Benchmark("fleet", "python bench/bench_fleet.py", rows.fleet),
+        Benchmark("workloads", "python bench/bench_workloads.py", rows.workloads),
         Benchmark("scheduler", "python bench/bench_scheduler.py", rows.scheduler),
     ),
     "Launches": (
         Benchmark("service", "python bench/bench_service.py", rows.service),
         Benchmark("launch", "python bench/bench_launch.py", rows.launch),
         Benchmark("cuda_host", "python bench/bench_cuda_host.py", rows.cuda_host),
+        Benchmark("lane", "python bench/bench_lane.py", rows.lane),
         Benchmark("lane_wake", "python bench/bench_lane_wake.py", rows.lane_wake),
         Benchmark("wakeup_latency", "python bench/bench_wakeup_latency.py", rows.wakeup_latency),
     ),
@@ -153,6 +157,7 @@ _SECTIONS = {
     "Faults": (
         Benchmark("out_of_bounds", "python -m tests.faults.out_of_bounds.run", rows.out_of_bounds),
         Benchmark("client_kills", "python -m tests.faults.client_kills.run", rows.client_kills),
+        Benchmark("lane_kills", "python -m tests.faults.client_kills.run --lanes", rows.lane_kills),
         Benchmark("host_failures", "python -m tests.faults.host_failures.run", rows.host_failures),
         Benchmark("fuzz", "python -m tests.faults.fuzz.run", rows.fuzz),
         Benchmark("soak", "python -m tests.faults.soak.run", rows.soak),

@@ -241,6 +241,52 @@ def cuda_host(result: Result) -> Iterator[Row]:
     )
 
 
+def lane(result: Result) -> Iterator[Row]:
+    aims, clients = result["aims"], result["clients"]
+    for place, sides in result["round_trip_us"].items():
+        ours, echo = sides["lane"], sides["echo"]
+        yield (
+            f"an empty kernel in a lane from `submit` to `result`, beside a bare echo, {place}",
+            (
+                f"p50 {ours['p50']:.1f} and {echo['p50']:.1f} us: {ours['p50'] / echo['p50']:.2f} "
+                f"(aim {aims['p50_ratio']:g}); p99 {ours['p99']:.0f} and {echo['p99']:.0f} us: "
+                f"{ours['p99'] / echo['p99']:.2f} (aim {aims['p99_ratio']:g})"
+            ),
+        )
+    yield (
+        "... one `submit` with three arguments, p50; launches a second",
+        (
+            f"{result['submit_us']['p50']:.1f} us (aim {aims['submit_us']:g}); "
+            f"{result['launches_a_second']:,.0f} (aim {aims['launches_a_second']:,.0f})"
+        ),
+    )
+    yield (
+        "... launches a second of eight clients with a lane each, beside one; slowest by the mean",
+        f"{clients['together']:,.0f} and {clients['one']:,.0f}; {clients['least_of_mean']:.2f}",
+    )
+
+
+def workloads(result: Result) -> Iterator[Row]:
+    what = {
+        "fits": "three training loops in turns, where what persists fits",
+        "exceeds": "... where it exceeds the device, and moves to host memory and back",
+    }
+    for name, row in result.items():
+        parts = row["of_alone"]
+        yield (
+            f"{what[name]}: time by that of one after the other, beside swapping all at each turn",
+            f"{parts['turns']:.3f} and {parts['swap']:.3f} (aim {row['aims']['turns']:.3f})",
+        )
+
+
+def lane_kills(result: Result) -> Iterator[Row]:
+    back, aim = result["back_ms"], result["aims"]["back_ms_p99"]
+    yield (
+        f"... {result['kills']:,} clients killed inside a lane: resources back",
+        f"p50 {back['p50']:.0f} ms, p99 {back['p99']:.0f} ms (aim {aim:g})",
+    )
+
+
 def lane_wake(result: Result) -> Iterator[Row]:
     for name, row in result["rows"].items():
         yield (

@@ -114,7 +114,6 @@ SM, _sm_head = _fields(
     ("count", "i32"),
     ("gone", "i32"),
     ("spinning", "i32"),
-    ("unreported", "i32"),
     ("begins", "i32"),
     ("kept", "i32"),
     ("inbox_head", "i32"),
@@ -123,9 +122,8 @@ SM, _sm_head = _fields(
 """``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's thread
 waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported yet.
 ``spinning``: a block here has been still for long (`gpud.device.cpu.sm.stillness`).
-``unreported``: after so many rounds Python is to tell runs that blocks have left; ``begins``: for
-so many rounds Python does not hear of them, as a lane's block begins; ``kept``: for how
-many it has not. The inbox is a ring buffer.
+``begins``: for so many rounds Python does not hear of blocks that have left, as a lane's block
+begins; ``kept``: for how many it has not. The inbox is a ring buffer.
 ``next_turn_ns``: when a released block may have its next turn beside others;
 ``turn_since_ns``: when the turn of a released block began, 0 if none has one. ``shares``: how many
 runs have blocks here; ``virtual_ns``: the SM's virtual time, see

@@ -238,7 +238,6 @@ class BlockScheduler:
         sm.blocks += 1
         if counted:
             sm.used += run.cost
-            sm.urgent |= run.priority > 0
         run.block_added(block, sm, index)
         sm.add(block.address, run.address, index)
 
@@ -255,13 +254,10 @@ class BlockScheduler:
     # -- events from the SMs
 
     def _left(self, sm: VirtualSM, addresses: list[int]) -> None:
-        """Handle that blocks have left. On the SM's thread.
-
-        Where an urgent run's block takes their place, it begins before the others are told.
-        """
+        """Handle that blocks have left. On the SM's thread."""
+        runs: dict[CPURun, None] = {}
         with self.lock:
             self.settle()
-            runs: dict[CPURun, None] = sm.take_untold()
             for address in addresses:
                 block = self._pool.by_address[address]
                 run = block.run
@@ -272,12 +268,9 @@ class BlockScheduler:
                 run.block_left(block)
                 self._pool.release(block)
                 runs[run] = None
-            sm.urgent = False
             self.update(runs)
-            if sm.urgent:
-                sm.tell_later(runs)
         try:
-            for run in () if sm.urgent else runs:
+            for run in runs:
                 if not run.over:
                     run.on_left()
         finally:

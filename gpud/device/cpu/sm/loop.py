@@ -261,13 +261,6 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, parked: st
         with e.when(due):
             sm.store("begins", 2)  # else no block has a turn
         e.do(f"store i1 true, ptr {busy}")  # do not sleep before Python was told
-    with e.when(compare(e, "ne", "i32", sm.load("unreported"), 0)):
-        rounds = e.value(f"sub i32 {sm.load('unreported')}, 1")
-        sm.store("unreported", rounds)
-        idle_ = e.value(f"xor i1 {e.value(f'load i1, ptr {busy}')}, true")
-        with e.when(e.value(f"or i1 {idle_}, {compare(e, 'eq', 'i32', rounds, 0)}")):
-            sm.store("unreported", 0)
-            e.end(f"ret i32 {GONE}")
     with e.when(compare(e, "ne", "i32", sm.load("spinning"), 0)):
         sm.store("spinning", 0)
         e.end(f"ret i32 {SPINNING}")

@@ -17,8 +17,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,8 +26,7 @@ from gpud.device.cpu.sm.loop import CLOSING, SPINNING, native_loop
 
 __all__ = ["VirtualSM"]
 
-_GONE, _UNREPORTED = SM["gone"][0] // 4, SM["unreported"][0] // 4
-_ROUNDS = 2  # in the first an added block is given a task block, in the second it runs it
+_GONE = SM["gone"][0] // 4
 
 _NICER = 10
 _PR_SET_TIMERSLACK = 29
@@ -48,7 +46,6 @@ class VirtualSM:
     Attributes:
         used: capacity that its blocks take, see `gpud.device.cpu.scheduling.block_scheduler`.
         blocks: number of its persistent blocks, including those whose leaving is not reported yet.
-        urgent: whether a block of a run with priority was added; reset by whoever asks.
     """
 
     def __init__(
@@ -60,8 +57,6 @@ class VirtualSM:
         self.index = index
         self.used = 0
         self.blocks = 0
-        self.urgent = False
-        self._untold: dict[Any, None] = {}
         self._left = left
         self._spinning = spinning
         self._memory = np.zeros(SM_BYTES + 64, np.uint8)
@@ -82,19 +77,6 @@ class VirtualSM:
         Calls must not overlap.
         """
         self._native.add(self.address, block, run, index)
-
-    def tell_later(self, runs: Iterable[Any]) -> None:
-        """Keep runs that are to be told that blocks have left; ``left`` is called again soon.
-
-        That is after the blocks that were added have had a turn. On the SM's thread.
-        """
-        self._untold.update(dict.fromkeys(runs))
-        self._words[_UNREPORTED] = _ROUNDS
-
-    def take_untold(self) -> dict[Any, None]:
-        """Return the runs that are still to be told. On the SM's thread."""
-        untold, self._untold = self._untold, {}
-        return untold
 
     def close(self) -> None:
         """End the thread after the current turn; blocks that still run are dropped."""
