@@ -116,9 +116,8 @@ def _result(name: str, results: Path) -> Result | None:
 
 
 def _machine(result: Result) -> str:
-    machine = result.get("machine")
-    if machine is None:  # of each part
-        machine = next((part["machine"] for part in result.values() if "machine" in part), {})
+    parts = [result, *(part for part in result.values() if isinstance(part, dict))]
+    machine: Result = next((part["machine"] for part in parts if "machine" in part), {})
     return f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'unknown')}"
 
 
