@@ -247,7 +247,7 @@ def test_the_memory_of_a_session_with_a_job_stays_mapped(session: Session) -> No
     peer.start(job, session.number, [session.gated()])
     session.until_started(1)
     peer.send(m.CloseArena(session.number))
-    assert "has jobs: its arena stays mapped" in peer.take(m.Log).text
+    assert f"has jobs [{job}]: its arena stays mapped" in peer.take(m.Log).text
     peer.logs.clear()
     session.open()
     assert peer.ended(job).complete
