@@ -110,6 +110,8 @@ class Channel:
                 self._begin()
             self._unsent += core.open_job(job, terms, users)
             self._push()
+        if core.garbage:
+            self.kick()
         return ()
 
     def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
@@ -118,6 +120,8 @@ class Channel:
             self._begin()
             self._unsent += self.core.open_lane(lane, terms)
             self._push()
+        if self.core.garbage:
+            self.kick()
 
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
         """Wait until a request or a job is settled; returns whether it is.
@@ -133,6 +137,8 @@ class Channel:
         if self._unsent:
             with self._sending:
                 self._push()
+            if self.core.garbage:
+                self.kick()
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         reader = self._reader
         if reader.lent and self.core.lost is None and reader.read_for(target, until_s):
@@ -190,10 +196,11 @@ class Channel:
         self._reader.hang_up()
 
     def kick(self) -> None:
-        """Send the messages of finalizers, unless another thread is sending: it will.
+        """Send the messages of finalizers, unless another thread is sending: it does so afterwards.
 
-        Safe in a finalizer, as it does not wait: what the socket has no room for goes with the next
-        message, or after the next one that arrives.
+        One may have been added after that thread has queued those that there were, and the daemon
+        may wait for it. Safe in a finalizer, as it does not wait: what the socket has no room for
+        goes with the next message, or after the next one that arrives.
         """
         core = self.core
         while (core.garbage or self._unsent) and core.lost is None and self._resuming is None:
@@ -220,6 +227,8 @@ class Channel:
                 self._begin()
                 self._unsent += self.core.frame(step)
                 self._push()
+            if self.core.garbage:
+                self.kick()
             return None
         for target in step:
             self.wait(target)
@@ -231,6 +240,8 @@ class Channel:
                 self._begin()
                 self._unsent += self.core.open_request(request)
                 self._push()
+            if self.core.garbage:
+                self.kick()
             if not self.wait(request, self._answer_s):
                 raise ConnectionLost(
                     f"the daemon at {self.where} does not answer; its log may say why"
