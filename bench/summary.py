@@ -39,7 +39,8 @@ details under `bench/results/`; `python bench/summary.py` makes this page from t
 that are missed are printed like those that are met.
 
 Shares, workloads, killed clients and all of "Launches" but the CUDA device were measured with this
-version, all else before its last changes, among them offline jobs' shares by weight; PoCL before
+version; co-location just before released blocks were reported at once again, which makes r99
+smaller; all else before its last changes, among them offline jobs' shares by weight; PoCL before
 jobs could be sequences of launches, and before bounds checks.
 
 *r99* is the 99th percentile of the time of online requests beside offline work, divided by that of
