@@ -116,12 +116,7 @@ class Channel:
 
     def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
         """Send `gpud.wire.messages.OpenLane`; the lane is told when it is open, or cannot be."""
-        with self._sending:
-            self._begin()
-            self._unsent += self.core.open_lane(lane, terms)
-            self._push()
-        if self.core.garbage:
-            self.kick()
+        self._transmit(self.core.open_lane, lane, terms)
 
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
         """Wait until a request or a job is settled; returns whether it is.
@@ -223,12 +218,7 @@ class Channel:
         if isinstance(step, Request):
             return self._ask(step)
         if isinstance(step, Notification):
-            with self._sending:
-                self._begin()
-                self._unsent += self.core.frame(step)
-                self._push()
-            if self.core.garbage:
-                self.kick()
+            self._transmit(self.core.frame, step)
             return None
         for target in step:
             self.wait(target)
@@ -236,12 +226,7 @@ class Channel:
 
     def _ask(self, request: Request) -> Any:
         try:
-            with self._sending:
-                self._begin()
-                self._unsent += self.core.open_request(request)
-                self._push()
-            if self.core.garbage:
-                self.kick()
+            self._transmit(self.core.open_request, request)
             if not self.wait(request, self._answer_s):
                 raise ConnectionLost(
                     f"the daemon at {self.where} does not answer; its log may say why"
@@ -251,10 +236,19 @@ class Channel:
             raise
         return request.answer()
 
+    def _transmit(self, framed: Callable[..., bytes], *args: Any) -> None:
+        """Send the frame that ``framed`` makes, and then what has come while this thread sent."""
+        with self._sending:
+            self._begin()
+            self._unsent += framed(*args)
+            self._push()
+        if self.core.garbage:
+            self.kick()
+
     # -- sending: the caller holds _sending
     #
     # A message is numbered and put among the unsent bytes between two points at which the
-    # interpreter looks for interrupts: there is none in `self._unsent += self.core.open_...`.
+    # interpreter looks for interrupts: there is none in `self._unsent += framed(...)` once it is.
 
     def _begin(self) -> None:
         """Queue the messages of finalizers first: the next message may need what they free."""

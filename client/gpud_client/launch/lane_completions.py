@@ -35,7 +35,7 @@ BATCH = ring.SLOTS // 4
 
 _LOOK_S = 0.1  # how long a thread sleeps before it looks whether the lane has ended
 _SPINS, _LONG = 300, 1200  # looks before a thread sleeps: some 18 us, and 75
-_HOPES = 2  # launches after which it sleeps at once, if none had ended by then
+_SPIN_CREDIT = 2  # launches after which it sleeps at once, if none had ended by then
 _RETRY = 60  # launches after which it looks once more
 _LINGER_S = 1.0  # how long the watcher stays when nothing is to be watched
 _COMPLETED = ring.COMPLETED // 4
@@ -85,8 +85,8 @@ class LaneCompletions(Stream):
     """
 
     __slots__ = (
-        "_arrived", "_at", "_ends", "_finished", "_hopes", "_lock", "_map", "_messages",
-        "_open_batches", "_scanned", "_seen", "_starting", "_unusual", "_users", "_waiters",
+        "_arrived", "_at", "_ends", "_finished", "_lock", "_map", "_messages", "_open_batches",
+        "_scanned", "_seen", "_spin_credit", "_starting", "_unusual", "_users", "_waiters",
         "_watched", "_watcher", "_words",
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ class LaneCompletions(Stream):
         self._arrived = threading.Condition(self._lock)
         self._at = self._seen = self._scanned = 0
         self._finished = False
-        self._hopes = _HOPES
+        self._spin_credit = _SPIN_CREDIT
         self._open_batches: dict[int, Batch] = {}
         self._messages: dict[int, LaunchEnded] = {}
         self._unusual: list[LaneJob] = []  # with a message about one of their launches
@@ -200,45 +200,45 @@ class LaneCompletions(Stream):
         whoever waits goes on with `_wait`. This is what most programs do with most jobs, so it
         sees no launch, and leaves that to a batch.
         """
-        words = self._words
-        ended = self._spin(number)
-        if not ended:
+        if not self._spin(number):
             with self._lock:
                 if self._finished or self._waiters:
                     return False  # whom the device is to wake must be found out
                 self._waiters.append(number)
-                words[_WANTED] = (number + 1) & _MASK
+                self._words[_WANTED] = (number + 1) & _MASK
             try:
-                now = words[_COMPLETED]  # behind a full barrier, as in `_write`
+                now = self._words[_COMPLETED]  # behind a full barrier, as in `_write`
                 if not ((now - number - 1) & _MASK < 1 << 31 or self._finished):
                     self._ends.sleep(now, _LOOK_S)
             finally:
                 with self._lock:
                     self._waiters.remove(number)
-            ended = (words[_COMPLETED] - number - 1) & _MASK < 1 << 31
         with self._lock:  # nobody writes over what is not seen
-            return ended and number >= self._seen and self._map[_place(number) + 4] == ring.DONE
+            return (
+                self._seen <= number < self._completed()
+                and self._map[_place(number) + 4] == ring.DONE
+            )
 
     def _spin(self, number: int) -> bool:
-        """Look for the end of launch ``number`` for some microseconds, where that pays.
+        """Look for the end of launch ``number`` for some microseconds: adaptive spinning.
 
         To wake a thread on another core takes some 20 us, so a short launch there ends before this
         thread would be asleep. Launches that take longer, or wait for this core, make it spin no
         more, but for one of `_RETRY`, and longer then: the other core has been idle, and wakes up
         more slowly.
         """
-        hopes = self._hopes
-        if hopes > 0:
+        credit = self._spin_credit
+        if credit > 0:
             spins = _SPINS
         else:
-            spins = 1 if hopes > -_RETRY else _LONG
+            spins = 1 if credit > -_RETRY else _LONG
         words, after = self._words, number + 1
         for _ in range(spins):
             if (words[_COMPLETED] - after) & _MASK < 1 << 31:
                 if spins > 1:
-                    self._hopes = _HOPES
+                    self._spin_credit = _SPIN_CREDIT
                 return True
-        self._hopes = 0 if spins == _LONG else hopes - 1
+        self._spin_credit = 0 if spins == _LONG else credit - 1
         return False
 
     def _wait(self, number: int, timeout_s: float | None) -> bool:

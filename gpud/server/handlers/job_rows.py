@@ -32,7 +32,9 @@ _SILENT_S = 10.0
 """A job of which no task block has ended for so long is said to make no progress."""
 
 _TIMEOUT_S = 0.5
+
 _MOST_ASKED = 16
+"""A program's threads ask about jobs at a time, seldom more; a device answers in some 0.1 ms."""
 
 
 class JobRows:

@@ -140,7 +140,7 @@ class Stream:
         self._writing = False  # waits until the socket is writable
         self._throttled = False  # not reading, until unsent output has drained
         self._backlog: Iterator[bytes] | None = None
-        self._paused = False  # not reading, by `pause`
+        self._pauses = 0  # not reading, by `pause`
         self._input_closed = False  # nothing is read any more
         self._finishing: asyncio.TimerHandle | None = None
         self.ended = False
@@ -282,13 +282,17 @@ class Stream:
     # -- reading
 
     def pause(self) -> None:
-        """Handle no more messages until `resume`, not even those that have arrived."""
-        self._paused = True
+        """Handle no more messages until `resume`, not even those that have arrived.
+
+        Several may pause it at a time, each for a reason of its own: all of them have to resume.
+        """
+        self._pauses += 1
         self._update_reading()
 
     def resume(self) -> None:
-        """Handle messages again after `pause`."""
-        self._paused = False
+        """Handle messages again after `pause`, unless somebody else has paused it."""
+        assert self._pauses > 0
+        self._pauses -= 1
         self._update_reading()
 
     def hung_up(self) -> bool:
@@ -301,7 +305,7 @@ class Stream:
 
     def _update_reading(self) -> None:
         """Start or stop reading from the peer, as the state requires."""
-        still = self._throttled or self._paused or self._input_closed or self.ended
+        still = self._throttled or self._pauses or self._input_closed or self.ended
         want = not still and self._backlog is None
         if want and not self._reading:
             self._loop.add_reader(self._fd, self._readable)
@@ -344,7 +348,7 @@ class Stream:
         frames, self._backlog = self._backlog, None
         if frames is None or self.ended or self._input_closed:
             return
-        if self._throttled or self._paused:
+        if self._throttled or self._pauses:
             self._backlog = frames
             return
         self._turn(frames)
@@ -362,7 +366,7 @@ class Stream:
                     return
                 budget -= 1
                 over = not budget or self.unsent_bytes > high or time.monotonic() > until
-                if over or self._paused:
+                if over or self._pauses:
                     # Whether more frames have arrived is checked in the next turn.
                     self._backlog = frames
                     break

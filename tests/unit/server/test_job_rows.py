@@ -35,10 +35,14 @@ class Device:
         self.replies.append(on_reply)
 
 
-def session() -> Any:
-    class Session:
-        stream = Stream()
+class Session:
+    """As much of a session as is needed to hold it back."""
 
+    def __init__(self) -> None:
+        self.stream = Stream()
+
+
+def session() -> Any:
     return Session()
 
 

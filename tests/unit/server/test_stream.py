@@ -223,6 +223,21 @@ async def test_a_paused_peer_is_not_read_from(make: Callable[..., Peer]) -> None
     assert peer.bodies == [b"0", b"1", b"2"]
 
 
+async def test_a_peer_that_two_have_paused_is_read_from_when_both_resume(
+    make: Callable[..., Peer],
+) -> None:
+    peer = make()
+    peer.stream.pause()
+    peer.stream.pause()
+    peer.sock.send(frame(b"0"))
+    peer.stream.resume()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert peer.bodies == []
+    peer.stream.resume()
+    await until(lambda: peer.bodies)
+
+
 async def test_that_a_paused_peer_has_gone_can_be_seen(make: Callable[..., Peer]) -> None:
     peer = make()
     peer.stream.pause()
