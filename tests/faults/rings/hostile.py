@@ -76,6 +76,7 @@ class Hostile:
         self.chance = chance
         self.rings: dict[str, int] = {}
         self.lanes = 0
+        self._breaks: list[str] = []
         self._client = client = Raw(path)
         client.hello()
         self.session = client.session
@@ -184,7 +185,9 @@ class Hostile:
         self._await("its launches", lane, lambda: self._is_done(lane))
         if lane.number in self._ended:
             raise Wrong(f"a harmless ring has ended a lane: {self._ended[lane.number]}")
-        name = self.chance.choice(list(BREAKS))
+        if not self._breaks:  # each once before any comes again: also a short run tries them all
+            self._breaks = self.chance.sample(list(BREAKS), len(BREAKS))
+        name = self._breaks.pop()
         expected = BREAKS[name](self, lane, sites)
         self._count(name)
         self._await(name, lane, lambda: self._has_ended(lane))

@@ -29,6 +29,7 @@ typedef struct { char name[64]; } Function;
 typedef struct { Stream *stream; volatile uint32_t *control, *status, *job; unsigned blocks; } Slow;
 
 static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;  /* busy, then and with of all streams */
 static volatile int running;
 static __thread int entered;
 static Places everywhere = {{0, 1, 2, 3, 4, 5, 6, 7}, SMS};
@@ -251,8 +252,11 @@ CALL(cuEventSynchronize, CUevent event) {
 CALL(cuLaunchHostFunc, CUstream stream, CUhostFn function, void *with) {
     ENTER;
     Stream *on = of(stream);
-    on->with = with, on->then = function;
-    if (!on->busy && __sync_lock_test_and_set(&on->then, NULL)) function(with);
+    pthread_mutex_lock(&ends);
+    int busy = on->busy;
+    if (busy) on->with = with, on->then = function;
+    pthread_mutex_unlock(&ends);
+    if (!busy) function(with);
     return CUDA_SUCCESS;
 }
 
@@ -265,11 +269,13 @@ static void *run_slowly(void *given) {
         slow->job[DONE]++;
     }
     memset((char *)(slow->status + SM) + 2 * slow->blocks, 1, slow->blocks);  /* they have left */
-    __sync_synchronize();
     Stream *stream = slow->stream;
+    pthread_mutex_lock(&ends);
     void *with = stream->with;
-    stream->busy = 0;
-    CUhostFn then = (CUhostFn)__sync_lock_test_and_set(&stream->then, NULL);
+    CUhostFn then = stream->then;
+    stream->then = NULL;
+    stream->busy = 0;  /* from here on the stream may be destroyed */
+    pthread_mutex_unlock(&ends);
     if (then) then(with);
     __sync_fetch_and_sub(&running, 1);
     free(slow);
