@@ -151,7 +151,7 @@ mutants: install ## plant faults in the last commit and count those that tests n
 GPU_PYTHON ?= $(BIN)/python
 GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
-GPU_TESTS := conformance work_shares resizing bounds_checks faults adapters
+GPU_TESTS := conformance work_shares resizing bounds_checks faults adapters mapped_arrays
 # They may hang, so they are the last.
 GPU_LAST := partitions endless
 GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)

@@ -141,6 +141,7 @@ _SECTIONS = {
     "Launches": (
         Benchmark("service", "python bench/bench_service.py", rows.service),
         Benchmark("launch", "python bench/bench_launch.py", rows.launch),
+        Benchmark("launch_path", "python bench/bench_launch_path.py", rows.launch_path),
         Benchmark("cuda_host", "python bench/bench_cuda_host.py", rows.cuda_host),
         Benchmark("lane", "python bench/bench_lane.py", rows.lane),
         Benchmark("lane_wake", "python bench/bench_lane_wake.py", rows.lane_wake),
@@ -158,6 +159,7 @@ _SECTIONS = {
         Benchmark("out_of_bounds", "python -m tests.faults.out_of_bounds.run", rows.out_of_bounds),
         Benchmark("client_kills", "python -m tests.faults.client_kills.run", rows.client_kills),
         Benchmark("lane_kills", "python -m tests.faults.client_kills.run --lanes", rows.lane_kills),
+        Benchmark("rings", "python -m tests.faults.rings.run", rows.rings),
         Benchmark("host_failures", "python -m tests.faults.host_failures.run", rows.host_failures),
         Benchmark("fuzz", "python -m tests.faults.fuzz.run", rows.fuzz),
         Benchmark("soak", "python -m tests.faults.soak.run", rows.soak),

@@ -279,11 +279,38 @@ def workloads(result: Result) -> Iterator[Row]:
         )
 
 
+def launch_path(result: Result) -> Iterator[Row]:
+    for place, ways in result["us"].items():
+        (trip, took), (one, each) = (
+            (ways[way]["all"]["median"], ways[way]["took"]["median"])
+            for way in ("round trips", "pipelined")
+        )
+        what = "processor time of all processes, one at a time and with 64 in flight"
+        yield (
+            f"a job on the ordinary path, {place}: {what}",
+            f"{trip:.0f} and {one:.0f} us (aim {result['aim_us']})",
+        )
+        second = "... from `submit` to `result`; jobs a second with 64 in flight"
+        yield second, f"{took:.0f} us; {1e6 / each:,.0f}"
+
+
 def lane_kills(result: Result) -> Iterator[Row]:
     back, aim = result["back_ms"], result["aims"]["back_ms_p99"]
     yield (
         f"... {result['kills']:,} clients killed inside a lane: resources back",
         f"p50 {back['p50']:.0f} ms, p99 {back['p99']:.0f} ms (aim {aim:g})",
+    )
+
+
+def rings(result: Result) -> Iterator[Row]:
+    beside = result["beside_us"]
+    yield (
+        f"{result['rings']:,} hostile rings, of which {result['lanes']:,} broke a rule: wrong",
+        f"{len(result['wrong'])}",
+    )
+    yield (
+        f"... {result['beside_launches']:,} launches in another lane beside them, each checked",
+        f"p50 {beside['p50']} us, p99 {beside['p99']} us",
     )
 
 

@@ -139,6 +139,7 @@ STEPS: tuple[Step, ...] = (
     _test("faults", 60, "trap"),
     # No trial: frameworks have drivers of their own, which the model does not replace.
     _test("adapters", 120),
+    _test("mapped_arrays", 60),
     # No trial: its programs are processes of their own, without the model.
     Step("bench-turns", 150, "bench/gpu/turns.py", more=("--rounds", "1"), trial=None),
     # No trial: the model does not know the task block of a fault, which these tests check.

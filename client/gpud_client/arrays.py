@@ -88,6 +88,9 @@ class _Allocation:
 class ArrayBase(Displayed):
     """State and operations common to `Array` and `AsyncArray`."""
 
+    _mappings: tuple[Any, ...] = ()
+    """This process's mappings of a GPU's memory, see `gpud_client.adapters.mapped_array`."""
+
     def __init__(
         self, session: Any, device: Device, allocation: _Allocation | MemoryPart,
         shape: tuple[int, ...], dtype: np.dtype[Any],

@@ -24,6 +24,7 @@ class Device:
         online_sms: The most CapSM that online jobs may have together.
         arrays: ``"shared"`` if arrays are mapped into this process, ``"copied"`` if `get` and `set`
             copy between the device's memory and this process.
+        uuid: A GPU's, as ``nvidia-smi -L`` shows it; empty for others.
         exclusive_step: SMs can be reserved for one job alone in multiples of this; 0: they cannot.
     """
 
@@ -36,6 +37,7 @@ class Device:
     online_sms: Fraction = field(compare=False)
     arrays: str = "shared"
     exclusive_step: int = 0
+    uuid: str = ""
 
     @classmethod
     def _from_wire(cls, index: int, row: Mapping[str, Any]) -> Device:
@@ -51,6 +53,7 @@ class Device:
             Fraction(sms) if online is None else _exact(online),
             str(row.get("arrays", "shared")),
             int(row.get("exclusive_step") or 0),
+            str(row.get("uuid") or ""),
         )
 
     def _adopt(self, other: Device) -> None:

@@ -37,7 +37,8 @@ class Array(ArrayBase, Blocking):
 
     On a CPU device ``numpy.asarray(array)``, ``numpy.from_dlpack(array)`` and
     ``torch.from_dlpack(array)`` make views without a copy, as `numpy` does; they keep the memory.
-    The memory of a GPU is the daemon's: there ``numpy.asarray`` copies.
+    On a GPU ``cupy.asarray(array)`` and ``torch.as_tensor(array, device="cuda")`` do, see
+    `__cuda_array_interface__`; ``numpy.asarray`` copies there.
     """
 
     @property
@@ -52,21 +53,26 @@ class Array(ArrayBase, Blocking):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Say why there is none: no address of a GPU's memory is valid in this process.
+        """CUDA's protocol, version 3, for CuPy, Numba and PyTorch, without a copy.
+
+        The first time the array's memory is mapped into this process, where it has another address
+        than `ptr`. Waits for the same jobs as `get`. Later jobs see what this process's own kernels
+        have written before the job was submitted: synchronise these, and `Job.result` before theirs
+        use what jobs write. It stays mapped as long as this array is there.
 
         Raises:
-            AttributeError: Always. CuPy, Numba and PyTorch then take the values by another protocol
-                that there is, with a copy by way of the host for a GPU.
+            AttributeError: The memory cannot be mapped here: the array is not on a GPU, or is a
+                workload's, or this process or the driver cannot. Frameworks then copy the values.
+            ValueError: The array was freed.
+            DeviceLost: The device lost the values; write new ones with `set`.
         """
         if not self._copied:
             raise AttributeError(
                 f"{self._device.name} has no GPU memory: use numpy(), __array_interface__ or DLPack"
             )
-        raise AttributeError(
-            f"the memory of {self._device.name} belongs to the daemon's process, and its addresses "
-            "mean nothing in this one: copy the values with get() and set(), such as "
-            "cupy.asarray(array.get())"
-        )
+        from gpud_client.adapters.mapped_array import cuda_interface  # only who has a GPU needs it
+
+        return cuda_interface(self)
 
     def __dlpack__(self, **options: Any) -> Any:
         """Export a view without a copy, as `numpy.from_dlpack` and `torch.from_dlpack` want it."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -30,7 +30,7 @@ from gpud.device.cuda.driver.allocations import access_to, allocation_on, descri
 from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.errors import ConnectionLost, InvalidArgument, MissingDependency, OutOfMemory
 
-__all__ = ["MappedRange", "MappedZone", "ProcessGpu"]
+__all__ = ["MappedRange", "MappedZone", "ProcessGpu", "gpu_of", "received_memory"]
 
 _TIMEOUT_S = 30.0
 """How long the daemon's device host may take to send what it has said to have sent."""
@@ -110,15 +110,15 @@ class ProcessGpu:
 
     # -- for ranges and zones
 
-    def reserve(self) -> int:
-        """Reserve as many addresses as the GPU has memory."""
+    def reserve(self, size: int) -> int:
+        """Reserve addresses for ``size`` bytes, in whole granules."""
         with self.entered() as driver:
-            return int(driver.call("cuMemAddressReserve", self.memory_bytes, self.granule, 0, 0))
+            return int(driver.call("cuMemAddressReserve", size, self.granule, 0, 0))
 
-    def free_addresses(self, address: int) -> None:
+    def free_addresses(self, address: int, size: int) -> None:
         """Free reserved addresses, at which nothing is mapped."""
         with self.entered() as driver:
-            driver.call("cuMemAddressFree", address, self.memory_bytes)
+            driver.call("cuMemAddressFree", address, size)
 
     def create(self, size: int) -> Any:
         """Allocate memory without an address.
@@ -174,7 +174,7 @@ class MappedRange:
     def __init__(self, gpu: ProcessGpu) -> None:
         self._gpu = gpu
         self._backed: set[int] = set()  # granules, each an allocation of its own
-        self.address = gpu.reserve()
+        self.address = gpu.reserve(gpu.memory_bytes)
 
     @property
     def backed_bytes(self) -> int:
@@ -208,7 +208,7 @@ class MappedRange:
         granule = self._gpu.granule
         while self._backed:
             self._gpu.unmap(self.address + self._backed.pop() * granule, granule)
-        self._gpu.free_addresses(self.address)
+        self._gpu.free_addresses(self.address, self._gpu.memory_bytes)
 
     def _granules(self, offset: int, size: int) -> range:
         granule = self._gpu.granule
@@ -229,7 +229,7 @@ class MappedZone:
     def __init__(self, gpu: ProcessGpu) -> None:
         self._gpu = gpu
         self._mapped = 0
-        self.address = gpu.reserve()
+        self.address = gpu.reserve(gpu.memory_bytes)
         self.size = 0
 
     def map(self, descriptor: int, address: int) -> None:
@@ -242,23 +242,12 @@ class MappedZone:
         Raises:
             ConnectionLost: it does not come: the device host has ended meanwhile.
         """
-        with socket.socket(fileno=descriptor) as channel:
-            channel.settimeout(_TIMEOUT_S)
-            try:
-                said, received, _, _ = socket.recv_fds(channel, 8, 1)
-            except OSError:
-                said, received = b"", []
         try:
-            if len(said) != 8 or len(received) != 1:
-                raise ConnectionLost(
-                    "the daemon has lent temporary memory that did not come: its device host has "
-                    "ended; begin the iteration again"
-                )
-            size = int.from_bytes(said, sys.byteorder)
-            handle = self._gpu.imported(received[0])
-        finally:
-            for one in received:
-                os.close(one)
+            with received_memory(socket.socket(fileno=descriptor), 1, 1) as received:
+                ((size,), memory) = received[0]
+                handle = self._gpu.imported(memory)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"{error}; begin the iteration again") from error
         try:
             self._gpu.map(address, size, handle)
         finally:
@@ -274,7 +263,54 @@ class MappedZone:
     def close(self) -> None:
         """Give up the zone and the addresses."""
         self.unmap()
-        self._gpu.free_addresses(self.address)
+        self._gpu.free_addresses(self.address, self._gpu.memory_bytes)
+
+
+def gpu_of(uuid: str) -> ProcessGpu:
+    """Return the GPU with a UUID, in the form of `nvidia-smi -L`, as this process has it.
+
+    Raises:
+        MissingDependency: the driver's bindings are not installed.
+        InvalidArgument: this process does not see it.
+    """
+    driver = _open_driver()
+    for index in range(int(driver.call("cuDeviceGetCount"))):
+        if driver.uuid(driver.call("cuDeviceGet", index)) == uuid:
+            return ProcessGpu(index, driver)
+    raise InvalidArgument(f"this process does not see the GPU {uuid}: see CUDA_VISIBLE_DEVICES")
+
+
+@contextmanager
+def received_memory(
+    channel: socket.socket, numbers: int, most: int
+) -> Iterator[list[tuple[tuple[int, ...], int]]]:
+    """Context manager; takes memory from the daemon's device host, to be imported meanwhile.
+
+    Args:
+        channel: lies there already, or is about to be sent; closed afterwards.
+        numbers: how many describe a piece.
+        most: how many pieces there may be.
+
+    Yields:
+        For each piece, of which there is one or more, its numbers and its descriptor.
+
+    Raises:
+        ConnectionLost: it does not come: the device host has ended meanwhile.
+    """
+    with channel:
+        channel.settimeout(_TIMEOUT_S)
+        try:
+            said, received, _, _ = socket.recv_fds(channel, 8 * numbers * most, most)
+        except OSError:
+            said, received = b"", []
+    try:
+        if not received or len(said) != 8 * numbers * len(received):
+            raise ConnectionLost("memory of the device did not come: its device host has ended")
+        values = struct.iter_unpack(f"={numbers}Q", said)
+        yield list(zip(values, received, strict=True))
+    finally:
+        for descriptor in received:
+            os.close(descriptor)
 
 
 def _open_driver() -> Driver:

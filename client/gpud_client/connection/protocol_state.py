@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from array import array
 from collections import deque
 from collections.abc import Iterable
@@ -36,6 +37,7 @@ from gpud.wire.messages import (
     Allocated,
     Answer,
     Arena,
+    ArrayExported,
     Began,
     Compiled,
     Failed,
@@ -309,6 +311,12 @@ class ProtocolState:
             workload = self.workloads.get(message.workload)
             if workload is not None:
                 workload._recall()
+        elif kind is ArrayExported:
+            descriptor = None
+            if message.attached and self._descriptors:
+                descriptor = self._descriptors.popleft()
+            memory = None if descriptor is None else socket.socket(fileno=descriptor)
+            self._settle(message.request, (message.host, memory), None)
         elif kind is ZoneLent:
             descriptor = self._descriptors.popleft() if self._descriptors else None
             workload = self.workloads.get(message.workload)

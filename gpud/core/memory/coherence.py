@@ -18,6 +18,7 @@ Properties:
     kept_is_right: what is kept at a host loss was copied after the last job that could have written
         it had ended, or while the only jobs that could write it were still running: those fail.
         Launches in a lane have ended unnoticed: of a session with an open one, nothing is kept;
+        nor is an array that the session has mapped, whose own kernels nobody sees;
     lost_stays: a lost array stays lost until all of it is written, or it is freed;
     told: `lost_arrays` returns a `LostArrays` for a job that could use a lost array, and None for
         one that was submitted after the array was freed;
@@ -69,16 +70,19 @@ class _Array:
         bytes: its requested size.
         blank: neither the session nor a copy from the device has written it in the file.
         good_at: the session's epoch when the file was last known to hold it.
+        exported: the session has mapped it, and may write it at any time: the file is never known
+            to hold it.
         lost: why its values are lost; None if they are not.
         last_job: the last job that may use it, once it is freed; None before.
     """
 
-    __slots__ = ("blank", "bytes", "good_at", "last_job", "lost")
+    __slots__ = ("blank", "bytes", "exported", "good_at", "last_job", "lost")
 
     def __init__(self, size: int, epoch: int) -> None:
         self.bytes = size
         self.blank = True
         self.good_at = epoch
+        self.exported = False
         self.lost: str | None = None
         self.last_job: int | None = None
 
@@ -198,7 +202,18 @@ class CoherenceTracker:
     def in_file(self, session: SessionId, address: int) -> bool:
         """Whether the file holds an array's present values, and no running job can change them."""
         state = self._sessions[session]
-        return not state.running and state.arrays[address].good_at == state.epoch
+        array = state.arrays[address]
+        return not (state.running or array.exported) and array.good_at == state.epoch
+
+    def exported(self, session: SessionId, address: int) -> int:
+        """Record that the session maps an array; return its size in bytes.
+
+        Raises:
+            UnknownName: there is no such array.
+        """
+        array = self._array(session, address)
+        array.exported = True
+        return array.bytes
 
     def begin_read(self, session: SessionId, address: int) -> int:
         """Record that a range is about to be copied to the file; return `end_read`'s epoch."""
@@ -245,7 +260,7 @@ class CoherenceTracker:
             going = [
                 address
                 for address, one in state.arrays.items()
-                if one.lost is None and (lanes or one.good_at != state.epoch)
+                if one.lost is None and (lanes or one.exported or one.good_at != state.epoch)
             ]
             for address in going:
                 self.mark_lost(session, address, reason)

@@ -207,7 +207,7 @@ class Host:
         kind, problem = unread.kind, unread.error
         name = "a command" if kind is None else kind.__name__
         error = InternalError(f"{name} cannot be read: {problem}", stage="device host")
-        if kind in (m.OpenArena, m.OpenLane, m.LendZone):
+        if kind in (m.OpenArena, m.OpenLane, m.LendZone, m.ExportMemory):
             descriptor = self._link.take_descriptor()
             if descriptor is not None:
                 os.close(descriptor)  # or the next command with one would get it

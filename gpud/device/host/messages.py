@@ -25,6 +25,7 @@ __all__ = [
     "Commit",
     "Download",
     "EndJob",
+    "ExportMemory",
     "HostLaunch",
     "HostReady",
     "KillJob",
@@ -241,6 +242,20 @@ class Upload(NamedTuple):
 @_front(16)
 class Download(NamedTuple):
     """Copy from the device to the file; the part is committed. Replies nil."""
+
+    ticket: Ticket
+    session: Session
+    offset: Offset
+    size: Size
+
+
+@_front(32)
+class ExportMemory(NamedTuple):
+    """Have a client map memory of its arena; the part is committed. Replies nil.
+
+    A descriptor of a socket comes with the message; on it goes what
+    `gpud.wire.messages.arrays.ArrayExported` says.
+    """
 
     ticket: Ticket
     session: Session

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from gpud.device.host import messages as m
 from gpud.device.host.command_thread import CommandThread
 from gpud.device.host.link import Link
 from gpud.device.interface import Arena, Device
-from gpud.errors import DeviceLost, GpudError, InvalidArgument, UnknownName
+from gpud.errors import DeviceLost, GpudError, InvalidArgument, LimitExceeded, UnknownName
 
 __all__ = ["SessionMemory"]
 
@@ -40,7 +40,10 @@ _ARENAS = -1
 _NOWHERE = (2**64 - 2**20, 2**20)
 """The range for a session without an arena: no memory lies there, so every access misses."""
 
-_COPIES = (m.Commit, m.Release, m.Upload, m.Download)
+_OF_SESSIONS = (m.Commit, m.Release, m.Upload, m.Download, m.ExportMemory)
+
+_MOST_PIECES = 16
+"""Most pieces of memory that are exported at once: the kernel limits descriptors on their way."""
 
 
 class _Arena(NamedTuple):
@@ -76,6 +79,7 @@ class SessionMemory:
         self._guarded = guarded
         self._jobs_of = jobs_of
         self._arenas: dict[int, _Arena] = {}
+        self._programs: dict[int, socket.socket] = {}  # by ticket: where exported memory goes
         self._thread = CommandThread("map", guarded, self._session_gone)
         put = self._thread.put
         self.handlers: dict[type, Handler] = {
@@ -87,6 +91,7 @@ class SessionMemory:
             m.Release: lambda command: put(command.session, self._in_pieces, command),
             m.Upload: lambda command: put(command.session, self._in_pieces, command),
             m.Download: lambda command: put(command.session, self._in_pieces, command),
+            m.ExportMemory: self._queue_export,
         }
 
     def range_of(self, session: int) -> tuple[int, int]:
@@ -96,7 +101,9 @@ class SessionMemory:
 
     def close_session(self, command: m.CloseArena) -> None:
         """Drop a session's pending copies, and queue the unmapping of its arena."""
-        for copy in self._thread.drop(command.session, lambda one: isinstance(one, _COPIES)):
+        for copy in self._thread.drop(command.session, lambda one: isinstance(one, _OF_SESSIONS)):
+            if isinstance(copy, m.ExportMemory):
+                self._programs.pop(copy.ticket).close()
             self._guarded(self._session_gone, copy)
         self._thread.put(_ARENAS, self._close_arena, command)
 
@@ -162,12 +169,7 @@ class SessionMemory:
         with socket.socket(fileno=descriptor) as program:
             zone = self._zone()
             memory = zone.lend(command.size)
-            try:
-                socket.send_fds(program, [zone.size.to_bytes(8, sys.byteorder)], [memory])
-            except OSError:
-                pass  # the program is gone
-            finally:
-                os.close(memory)
+            _send_memory(program, (zone.size,), (memory,))
         self._send(m.Replied(command.ticket))
 
     def _clear_zone(self, command: m.ClearZone) -> None:
@@ -208,6 +210,25 @@ class SessionMemory:
             yield
         self._send(m.Replied(command.ticket))
 
+    # -- memory of arrays that programs map: on the mapping thread
+
+    def _queue_export(self, command: m.ExportMemory) -> None:
+        descriptor = self._link.take_descriptor()
+        if descriptor is None:
+            raise InvalidArgument("ExportMemory came without a file descriptor")
+        self._programs[command.ticket] = socket.socket(fileno=descriptor)
+        self._thread.put(command.session, self._export, command)
+
+    def _export(self, command: m.ExportMemory) -> None:
+        with self._programs.pop(command.ticket) as program:
+            arena = self._arena(command.session)
+            if not hasattr(arena, "export"):
+                raise InvalidArgument(f"{self._device.name} has no memory that programs can map")
+            pieces = arena.export(command.offset, command.size, _MOST_PIECES)
+            numbers = [number for offset, size, _ in pieces for number in (offset, size)]
+            _send_memory(program, numbers, [descriptor for _, _, descriptor in pieces])
+        self._send(m.Replied(command.ticket))
+
     def _arena(self, session: int) -> Any:
         opened = self._arenas.get(session)
         if opened is None:
@@ -216,6 +237,28 @@ class SessionMemory:
 
     def _session_gone(self, command: Any) -> None:
         raise UnknownName(f"session {command.session} was closed meanwhile")
+
+
+def _send_memory(program: socket.socket, numbers: Iterable[int], memory: Sequence[int]) -> None:
+    """Send descriptors of memory, which are closed, with numbers that describe it.
+
+    Raises:
+        LimitExceeded: too many descriptors are on their way to programs.
+    """
+    said = b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
+    try:
+        socket.send_fds(program, [said], memory)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the program is gone
+    except OSError as error:
+        raise LimitExceeded(
+            f"the kernel passes no more descriptors of memory on ({error.strerror}): programs have "
+            "not taken what was sent to them",
+            limit="RLIMIT_NOFILE",
+        ) from error
+    finally:
+        for descriptor in memory:
+            os.close(descriptor)
 
 
 def _pieces(command: Any) -> Iterator[tuple[int, int]]:

@@ -205,6 +205,7 @@ class Connections:
             self._state.users.forget_unused(connection.user)
             return
         session.gone = True
+        session.memory.close()
         self._cancel_waiters(iter(list(session.waiters)))
         self._followers.drop(session)
         _LOG.info(

@@ -94,6 +94,7 @@ class DeviceRows:
             "kind": info.kind if info else device.spec.partition(":")[0],
             "sms": info.sms if info else 0,
             "memory_bytes": self._arenas.capacity_bytes(device.index),
+            "uuid": info.uuid if info else "",
             "capability": info.capability if info else 0,
             "arrays": info.arrays if info else "shared",
             "online_sms": str(online),

@@ -1,7 +1,8 @@
-"""Handles requests about arrays: allocate, copy, free."""
+"""Handles requests about arrays: allocate, copy, map, free."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gpud.errors import GpudError, InvalidArgument
@@ -96,6 +97,35 @@ class MemoryRequests:
 
         memory = self._device_arrays(message.device)
         memory.read(session.number, message.array, message.offset, message.size, copied)
+
+    def export(self, session: Session, message: wm.ExportArray) -> None:
+        """Handle `ExportArray`: answer with memory of an array that the client maps."""
+        index, number = message.device, session.number
+        memory = self._device_arrays(index)
+        if (number, index, message.array) in self._arenas.regions.counted:
+            raise InvalidArgument(
+                f"the memory at {message.array:#x} is a workload's, which has it in its turns only"
+            )
+        session.memory.begin()
+
+        def exported(found: Any, error: GpudError | None) -> None:
+            if error is not None:
+                session.memory.failed()
+                session.fail(message.request, error)
+                return
+            host, ends = found
+            answer = wm.ArrayExported(message.request, host, ends is not None)
+            if ends is None:
+                session.memory.failed()
+                session.send(answer)
+            else:
+                session.memory.sent(ends, partial(session.send_with, answer))
+
+        try:
+            memory.export(number, message.array, message.first, message.known, exported)
+        except GpudError:
+            session.memory.failed()
+            raise
 
     def _device_arrays(self, index: int) -> DeviceArrays:
         device = self._devices.usable(index)

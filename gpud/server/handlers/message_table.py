@@ -45,6 +45,7 @@ def message_table(
         wm.Free: memory.free,
         wm.Upload: memory.upload,
         wm.Download: memory.download,
+        wm.ExportArray: memory.export,
         wm.Resize: jobs.resize,
         wm.Cancel: jobs.cancel,
         wm.Describe: jobs.describe,

@@ -18,6 +18,7 @@ Properties:
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -41,6 +42,8 @@ MOST_REGION_PARTS = 1 << 14
 
 MOST_READS = 4096
 """The most copies from the device that a session may have pending."""
+
+OnExported = Callable[[Any, GpudError | None], None]
 
 _LAST_JOB = 1 << 63
 """A number that no job of a session reaches."""
@@ -302,6 +305,56 @@ class DeviceArrays:
                 self._host.registry.download(session, address, offset, size, copied)
 
         self._requests.ask(ask, told)
+
+    # -- from the device to the client's process
+
+    def export(
+        self, session: SessionId, address: int, first: int, known: int, then: OnExported
+    ) -> None:
+        """Have a client map memory of an array, once what was written to it has arrived.
+
+        Args:
+            session: whose array it is.
+            address: the array's.
+            first: the byte from which on memory is asked for.
+            known: `ResourceRegistry.host` of what the client has mapped; 0: nothing.
+            then: gets the host's number and two sockets, the daemon's end and the client's, or None
+                if the host is known; or the error.
+
+        Raises:
+            UnknownName, InvalidArgument: there is no such array or byte.
+        """
+        self.copies.check(session, address, first, 1)
+        size = self.copies.exported(session, address)
+
+        def ask(reply: OnReply) -> None:
+            registry = self._host.registry
+            try:
+                self.copies.check(session, address, first, 1)  # may be freed meanwhile
+                reason = self.copies.loss_reason(session, address)
+            except GpudError as error:
+                reply(None, error)
+                return
+            if reason is not None:
+                then(None, self._lost_array(address, reason))  # retrying cannot help
+                return
+            if registry.host == known:
+                reply((known, None), None)
+                return
+            ends = socket.socketpair()
+
+            def exported(_: Any, error: GpudError | None) -> None:
+                if error is not None:
+                    for end in ends:
+                        end.close()
+                    reply(None, error)
+                else:
+                    reply((registry.host, ends), None)
+
+            part = first, size - first
+            registry.export(session, address, part, ends[0].fileno(), exported)
+
+        self.when_written(session, _LAST_JOB, lambda: self._requests.ask(ask, then))
 
     def _lost_array(self, address: int, reason: str) -> DeviceLost:
         return self._host.lost_error(

@@ -13,6 +13,7 @@ Properties:
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -53,6 +54,9 @@ class ResourceRegistry:
         send: sends a command that has none.
         arena_of: finds a session's arena.
         arrays_of: finds those of its arrays that need memory of the device's own.
+
+    Attributes:
+        host: a number that tells hosts apart, also those of different daemons.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class ResourceRegistry:
         arena_of: ArenaOf,
         arrays_of: ArraysOf = lambda session: (),
     ) -> None:
+        self.host = 1 + secrets.randbits(62)
         self._request = request
         self._send = send
         self._arena_of = arena_of
@@ -192,6 +197,21 @@ class ResourceRegistry:
                 on_reply(None, error)
             else:
                 self._request(lambda ticket: hm.Download(ticket, session, at, size), on_reply)
+
+        self.open_arena(session, opened)
+
+    def export(
+        self, session: int, address: int, part: tuple[int, int], program: int, on_reply: OnReply
+    ) -> None:
+        """Have a client map a part of an array, (offset, bytes), by a socket's descriptor."""
+        offset, size = part
+        at = self._offset(session, address) + offset
+
+        def opened(_: Any, error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            else:
+                self._request(lambda t: hm.ExportMemory(t, session, at, size), on_reply, program)
 
         self.open_arena(session, opened)
 

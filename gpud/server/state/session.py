@@ -12,6 +12,7 @@ from gpud.compiler.program import rejection
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError, InternalError, InvalidArgument, UnknownName
 from gpud.errors.base import shorten
+from gpud.server.ipc.memory_sender import MemorySender
 from gpud.server.ipc.stream import Stream
 from gpud.server.state.access import Peer
 from gpud.server.state.arenas import Arenas
@@ -59,6 +60,7 @@ class Session:
         failed: how many of its jobs have failed; the first is logged, and the count at the end.
         user: the client's user, with the counts of all its sessions.
         host_memory: the quota for what the daemon keeps for this session.
+        memory: passes memory of arrays on to it.
         waiters: its pending compilations.
         gone: whether the client has disconnected; its jobs are being ended then.
         reports_begins: whether the client is told when a job begins.
@@ -80,6 +82,7 @@ class Session:
         self.uid = peer.uid
         self.user = user
         self.host_memory = user.session_quota()
+        self.memory = MemorySender()
         self.waiters: dict[PendingCompilation, None] = {}
         self.program = program
         self.stream = stream

@@ -26,7 +26,16 @@ from gpud.wire.messages.administration import (
     Reload,
     SetSetting,
 )
-from gpud.wire.messages.arrays import Allocate, Allocated, Arena, Download, Free, Upload
+from gpud.wire.messages.arrays import (
+    Allocate,
+    Allocated,
+    Arena,
+    ArrayExported,
+    Download,
+    ExportArray,
+    Free,
+    Upload,
+)
 from gpud.wire.messages.jobs import (
     Began,
     Cancel,
@@ -70,11 +79,11 @@ from gpud.wire.messages.workloads import (
 
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena",
-    "AskHistory", "Began", "BeginIteration", "Cancel", "CancelLaunch", "CloseLane",
-    "CloseWorkload", "Compile", "Compiled", "Describe", "Download", "Drain", "EndIteration",
-    "Failed", "Finished", "FitWorkload", "Follow", "Free", "Goodbye", "GrowWorkload", "Happened",
-    "Hello", "LaneOpened", "LaunchEnded", "LaunchRecord", "Measure", "Measured", "OpenLane",
-    "OpenWorkload", "Pause", "PrepareLaunch", "Query", "ReadSymbol", "Reload", "Resize", "Resume",
-    "SetSetting", "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "Why",
-    "WorkloadOpened", "WriteSymbol", "ZoneLent",
+    "ArrayExported", "AskHistory", "Began", "BeginIteration", "Cancel", "CancelLaunch",
+    "CloseLane", "CloseWorkload", "Compile", "Compiled", "Describe", "Download", "Drain",
+    "EndIteration", "ExportArray", "Failed", "Finished", "FitWorkload", "Follow", "Free",
+    "Goodbye", "GrowWorkload", "Happened", "Hello", "LaneOpened", "LaunchEnded", "LaunchRecord",
+    "Measure", "Measured", "OpenLane", "OpenWorkload", "Pause", "PrepareLaunch", "Query",
+    "ReadSymbol", "Reload", "Resize", "Resume", "SetSetting", "Submit", "TurnRecalled",
+    "Unload", "Upload", "Welcome", "Why", "WorkloadOpened", "WriteSymbol", "ZoneLent",
 ]  # fmt: skip

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from gpud.wire.field_types import optional, uint
+from gpud.wire.field_types import flag, optional, uint
 from gpud.wire.messages.protocol import Device, Request, from_client, from_daemon
 
-__all__ = ["Allocate", "Allocated", "Arena", "Download", "Free", "Upload"]
+__all__ = [
+    "Allocate",
+    "Allocated",
+    "Arena",
+    "ArrayExported",
+    "Download",
+    "ExportArray",
+    "Free",
+    "Upload",
+]
 
 
 @from_client(5)
@@ -79,3 +88,35 @@ class Download(NamedTuple):
     array: Annotated[int, uint(64), "its device address"]
     offset: Annotated[int, uint(63), "of the part's first byte, in the array"]
     size: Annotated[int, uint(63, least=1), "of the part, in bytes"]
+
+
+@from_client(28)
+class ExportArray(NamedTuple):
+    """Ask for an array's memory, to map it in this process; answered by `ArrayExported`.
+
+    For devices whose arrays are ``copied``. Uploads that were sent before have arrived then. From
+    then on the daemon takes it that the client may write the array at any time.
+    """
+
+    request: Request
+    device: Device
+    array: Annotated[int, uint(64), "its device address"]
+    first: Annotated[int, uint(63), "the byte of the array from which on memory is asked for"]
+    known: Annotated[
+        int, uint(63), "`ArrayExported.host` of the memory that is mapped already; 0: none is"
+    ]
+
+
+@from_daemon(77)
+class ArrayExported(NamedTuple):
+    """Memory of an array, in pieces that the client maps.
+
+    A descriptor of a socket comes with the message. On it lies one message: for each piece its
+    first byte's offset in the arena and its size in bytes, each eight bytes in the machine's order,
+    and as many descriptors, which the driver imports. The pieces follow one another; where they do
+    not reach the array's end the client asks again, once it has taken these.
+    """
+
+    request: Request
+    host: Annotated[int, uint(63), "another one when the device has lost its memory"]
+    attached: Annotated[bool, flag(), "a descriptor comes: false if ``host`` is known"]

@@ -87,6 +87,22 @@ def test_what_was_written_beside_a_job_is_kept_if_the_job_fails_with_the_host() 
     assert lost(found) == [X, Y]
 
 
+def test_what_the_session_has_mapped_is_never_known_to_be_in_the_file() -> None:
+    found = copies()
+    assert found.in_file(ONE, X)
+    assert found.exported(ONE, X) == 100
+    for _ in range(2):
+        assert not found.in_file(ONE, X)
+        assert found.in_file(ONE, Y)
+        found.written(ONE, X, 0, 100)
+        found.end_read(ONE, X, 0, 100, found.begin_read(ONE, X))
+    assert lost(found) == [X]
+    found.written(ONE, X, 0, 100)
+    assert found.loss_reason(ONE, X) is None
+    with pytest.raises(UnknownName, match="freed already"):
+        found.exported(ONE, X + 1)
+
+
 def test_a_part_makes_nothing_good() -> None:
     found = copies()
     found.job_started(ONE)
@@ -131,6 +147,8 @@ class _Model:
     device: int = 0
     file: int = 0
     known: bool = True
+    mapped: bool = False
+    mapped_writes: bool = False
     writers: set[int] = field(default_factory=set)
 
 
@@ -169,7 +187,23 @@ class Histories(RuleBasedStateMachine):
         one = self.arrays[at]
         one.file = one.device = self._new_value()
         one.known = True
+        one.mapped_writes = False
         one.writers.clear()
+
+    @precondition(lambda self: self.arrays)
+    @rule(data=st.data())
+    def map(self, data: st.DataObject) -> None:
+        at = data.draw(st.sampled_from(sorted(self.arrays)))
+        assert self.copies.exported(ONE, at) == 10
+        self.arrays[at].mapped = True
+
+    @precondition(lambda self: any(one.mapped for one in self.arrays.values()))
+    @rule(data=st.data())
+    def client_writes_the_device(self, data: st.DataObject) -> None:
+        mapped = [at for at in sorted(self.arrays) if self.arrays[at].mapped]
+        one = self.arrays[data.draw(st.sampled_from(mapped))]
+        one.device = self._new_value()
+        one.mapped_writes = True
 
     @rule()
     def begin(self) -> None:
@@ -227,6 +261,8 @@ class Histories(RuleBasedStateMachine):
                 # Only jobs that were lost with the host may have caused the difference.
                 assert one.writers, "a write that went to the device alone was nobody's"
                 assert one.writers <= set(self.running), "kept, though a job that ended wrote it"
+                assert not one.mapped_writes, "kept, though the client had written it"
+            one.mapped = one.mapped_writes = False  # it has the old memory mapped
             one.known = one.known and kept
             one.device = one.file
             one.writers.clear()

@@ -64,6 +64,8 @@ class FakeDevice:
 
     def map_arena(self, descriptor: int, size: int, base: int) -> FakeDevice:
         self.arenas.append(f"open {size}@{base}, {os.fstat(descriptor).st_size} bytes")
+        if self.hold is not None:
+            self.hold.wait(TIMEOUT_S)
         return self
 
     def commit(self, offset: int, size: int, *, from_file: bool) -> None:
@@ -74,6 +76,7 @@ class FakeDevice:
     def release(self, offset: int, size: int) -> None:
         self.arenas.append(f"release {offset}+{size}")
 
+    hold: threading.Event | None = None
     address = 0x5000
     arrays = "shared"
     uuid = ""
@@ -225,6 +228,34 @@ def test_a_device_without_a_zone_lends_none_and_keeps_no_descriptor(case: Case) 
         assert ours.recv(1) == b"", "the host has closed its end"
     assert isinstance(from_wire(case.do(m.LendZone(3, 4096)).error), InvalidArgument)
     assert isinstance(from_wire(case.do(m.ClearZone(4, free=False)).error), InvalidArgument)
+
+
+def test_memory_of_a_session_that_ends_meanwhile_is_not_exported(case: Case) -> None:
+    assert isinstance(from_wire(case.do(m.ExportMemory(2, 9, 0, 4096)).error), InvalidArgument)
+    hold = threading.Event()
+    case.device.hold = hold
+    ends = [socket.socketpair() for _ in range(2)]
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4096)
+    socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(m.OpenArena(3, 9, 0, 4096))], [descriptor])
+    os.close(descriptor)
+    commands = case.link.receive()
+    case.host.carry_out(next(commands))
+    for ticket, (_, theirs) in enumerate(ends, 4):
+        encoded = m.HOST_PROTOCOL.encode(m.ExportMemory(ticket, 9, 0, 4096))
+        socket.send_fds(case.front, [encoded], [theirs.fileno()])
+        theirs.close()
+        case.host.carry_out(next(commands))
+    case.host.carry_out(m.CloseArena(9))
+    for ticket in (4, 5):
+        refused = case.next()
+        assert refused.ticket == ticket
+        assert "was closed meanwhile" in refused.error["message"]
+    hold.set()
+    for ours, _ in ends:
+        ours.settimeout(TIMEOUT_S)
+        assert ours.recv(1) == b"", "the host has closed its end"
+        ours.close()
 
 
 def test_a_session_without_arena_may_be_closed(case: Case) -> None:

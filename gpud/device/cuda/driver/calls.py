@@ -150,6 +150,11 @@ class Driver:
         which = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", which, device))
 
+    def uuid(self, device: Any) -> str:
+        """Return a device's UUID, as NVML takes it."""
+        raw = bytes(self.call("cuDeviceGetUuid", device).bytes).hex()
+        return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+
     def error_of(self, function: str, status: int) -> Exception:
         """Return the error for a status that native code was given; not that of a success."""
         try:

@@ -119,8 +119,7 @@ class Context:
     @property
     def uuid(self) -> str:
         """The GPU's UUID, as NVML takes it."""
-        raw = bytes(self.driver.call("cuDeviceGetUuid", self.device).bytes).hex()
-        return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+        return self.driver.uuid(self.device)
 
     def copy_in(self, address: int, source: int, size: int) -> None:
         """Copy from host memory to device memory; every later launch sees it."""

@@ -216,6 +216,41 @@ class CUDAArena:
         self._check(offset, size)
         self._staging.download(self.address + offset, self._file, offset, size)
 
+    def export(self, offset: int, size: int, most: int) -> list[tuple[int, int, int]]:
+        """Return the pieces in which a committed range lies, for the session's own process to map.
+
+        Its memory is the session's alone: a mapping keeps it when the piece is freed here.
+
+        Args:
+            offset: of the range's first byte.
+            size: of the range, in bytes.
+            most: how many pieces at most; the first ones.
+
+        Returns:
+            For each piece its offset, its size and a descriptor, which the caller closes.
+
+        Raises:
+            InvalidArgument: the range is not all committed, or the driver cannot export memory.
+        """
+        self._check(offset, size)
+        first, last = self._granules(offset, size)
+        touched = [p for p in self._pieces if p.parts and p.first < last and first < p.last]
+        found: list[tuple[int, int, int]] = []
+        with ExitStack() as undo:
+            for piece in touched[:most]:
+                try:
+                    descriptor = self._memory.export(piece.handle)
+                except DriverError as error:
+                    raise InvalidArgument(
+                        f"the driver exports no memory for programs to map ({error}): copy the "
+                        "values with get() and set()"
+                    ) from error
+                undo.callback(os.close, descriptor)
+                address, length = self._place(piece.first, piece.last)
+                found.append((address - self.address, length, descriptor))
+            undo.pop_all()
+        return found
+
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Return (address, size) of the prefix, which may be read to report a kernel's failure."""
         return ((self.address, self.backed),) if self._end else ()
@@ -297,7 +332,7 @@ class CUDAArena:
             OutOfMemory: too little is left, or running kernels of the session prevent the mapping.
         """
         size = self._place(first, last)[1]
-        handle = self._memory.create(size)
+        handle = self._memory.create(size, exportable=self._memory.exports)
         try:
             sunk = sorted(self._sunk.intersection(range(first, last)))
             if not sunk:

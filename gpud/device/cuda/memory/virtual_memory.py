@@ -47,6 +47,7 @@ class VirtualMemory:
 
     Attributes:
         size: bytes of a granule.
+        exports: whether the driver can export memory to other processes.
     """
 
     def __init__(self, context: Context, reserve: Reserve, staging: Staging) -> None:
@@ -56,6 +57,7 @@ class VirtualMemory:
         driver = context.enter()
         self._allocation = allocation_on(driver.api, context.index)
         self._exportable = allocation_on(driver.api, context.index, exportable=True)
+        self.exports = bool(context.attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"))
         kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self.size = int(driver.call("cuMemGetAllocationGranularity", self._allocation, kind))
 
