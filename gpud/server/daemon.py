@@ -144,7 +144,6 @@ class Daemon:
                 limits.device,
                 settings.turn_settings(self.config),
                 settings.moved_memory(self.config, self.devices),
-                {index: self.devices[index].spec for index in copied},
                 lambda device, session: self.devices[device].open_arena(session),
                 {index: self.devices[index] for index in copied},
             )

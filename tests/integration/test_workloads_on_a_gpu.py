@@ -118,11 +118,80 @@ def test_what_is_away_outlives_the_device_host(served: Served) -> None:
             work.close()
 
 
-def test_what_a_gpu_cannot_do_for_workloads_is_refused(served: Served) -> None:
+def learning(served: Served, number: int, weights: int, scratch: int) -> Any:
+    """Learn sizes, of arrays of these bytes; what came of it, and the bytes of both kinds."""
+    with served.connect() as gpu, gpu.workload(offset="1MiB") as work:
+        kernel = gpu.kernel(STEP, "step")
+        kept: Any = None
+        values, sizes = np.zeros(1), (0, 0)
+        for turn in work.iterations(6):
+            if kept is None:
+                dropped = work.array(np.full(weights, 3, np.uint8))
+                kept = work.array(np.full(weights // 4, number, np.float32))
+                del dropped  # written to the file, and maybe not copied yet
+            used = turn.zeros(scratch // 4, np.float32)
+            n = min(weights, scratch) // 4
+            kernel.submit(n // 256, 256, (kept, used, n))
+            assert not used.get()[n:].any()
+            values = kept.get()
+            sizes = work.persistent, work.temporary
+        assert (values == values[0]).all()
+        return values[0], *sizes
+
+
+def test_workloads_learn_their_sizes_on_a_gpu_and_then_take_turns(served: Served) -> None:
+    # Once learned, three times (2 x 3 + 1) MiB and once 6 fit, where 32 do; all of it did not.
+    with ThreadPoolExecutor() as pool:
+        runs = [pool.submit(learning, served, one, 3 << 20, 6 << 20) for one in range(3)]
+    for number, one in enumerate(runs):
+        expected = np.float32(number)
+        for _ in range(6):
+            expected = expected - expected * np.float32(0.5) + np.float32(1)
+        value, persistent, temporary = one.result()
+        assert value == expected
+        assert 6 << 20 <= persistent <= 6.3 * (1 << 20) + 4096
+        assert 6 << 20 <= temporary <= 6.3 * (1 << 20) + 4096
     with served.connect() as gpu:
-        said = "has memory of its own, where a workload cannot learn its sizes: give persistent"
-        with pytest.raises(gc.GpudError, match=said):
-            gpu.workload()
+        assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
+
+
+def test_what_learning_gives_back_is_the_others(served: Served) -> None:
+    with served.connect() as gpu, served.connect() as other:
+        work = gpu.workload(offset=0)
+        with work.iteration() as turn:
+            kept = work.array(np.full(N, 1, np.float32))
+            scratch = turn.zeros(N, np.float32)
+            gpu.kernel(STEP, "step").submit(N // 256, 256, (kept, scratch, N)).result(30)
+        # 32 MiB are more than half of what the driver has: they have come back to it.
+        with other.workload("24MiB", "4MiB", 0) as large, large.iteration() as turn:
+            values = large.array(np.arange(20 << 18, dtype=np.float32))
+            assert not turn.zeros(4 << 20, np.uint8).get().any()
+            assert (values.get() == np.arange(20 << 18)).all()
+        assert (kept.get() == 1.5).all()
+        with work.iteration() as turn:
+            with pytest.raises(gc.OutOfMemory):
+                turn.zeros(8 << 20, np.uint8)  # more than the first iteration has used
+            assert not turn.zeros(N, np.float32).get().any()
+        served.kill_host()
+        work.close()
+        with other.workload("24MiB", "4MiB", 0):
+            pass
+
+
+def test_a_workload_that_keeps_or_uses_nothing_learns_that(served: Served) -> None:
+    with served.connect() as gpu:
+        with gpu.workload(offset=0) as keeps:
+            kept: Any = None
+            for turn in keeps.iterations(3):
+                if kept is None:
+                    kept = keeps.array(np.arange(N, dtype=np.float32))
+                assert (kept.get() == np.arange(N)).all()
+                assert (keeps.temporary == 0) == (turn.number > 0)
+        with gpu.workload(offset=0) as uses:
+            for turn in uses.iterations(3):
+                assert not turn.zeros(N, np.float32).get().any()
+                turn.array(np.ones(N, np.float32))
+        assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
 
 
 def test_what_is_lost_with_a_host_is_named_and_the_next_turn_begins(served: Served) -> None:

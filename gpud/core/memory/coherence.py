@@ -41,12 +41,14 @@ _NEVER = -1
 class ArrayExtent(NamedTuple):
     """An array to be restored on a new host: ``size`` bytes at an address, in whole pages.
 
-    ``from_file``: the file holds its values; otherwise it is all zeroes, or lost.
+    ``from_file``: the file holds its values; otherwise it is all zeroes, or lost. ``shrinks``: it
+    will be made smaller.
     """
 
     address: int
     size: int
     from_file: bool
+    shrinks: bool = False
 
 
 class LostArrays(NamedTuple):
@@ -73,16 +75,18 @@ class _Array:
         exported: the session has mapped it, and may write it at any time: the file is never known
             to hold it.
         lost: why its values are lost; None if they are not.
+        shrinks: it will be made smaller.
         last_job: the last job that may use it, once it is freed; None before.
     """
 
-    __slots__ = ("blank", "bytes", "exported", "good_at", "last_job", "lost")
+    __slots__ = ("blank", "bytes", "exported", "good_at", "last_job", "lost", "shrinks")
 
-    def __init__(self, size: int, epoch: int) -> None:
+    def __init__(self, size: int, epoch: int, *, shrinks: bool) -> None:
         self.bytes = size
         self.blank = True
         self.good_at = epoch
         self.exported = False
+        self.shrinks = shrinks
         self.lost: str | None = None
         self.last_job: int | None = None
 
@@ -105,11 +109,13 @@ class CoherenceTracker:
 
     # -- arrays
 
-    def allocated(self, session: SessionId, address: int, size: int) -> None:
-        """Add a new array of zeroes."""
+    def allocated(
+        self, session: SessionId, address: int, size: int, *, shrinks: bool = False
+    ) -> None:
+        """Add a new array of zeroes; ``shrinks``: it will be made smaller."""
         state = self._sessions.setdefault(session, _SessionArrays())
         assert address not in state.arrays, "an array lies where another waits to be freed"
-        state.arrays[address] = _Array(size, state.epoch)
+        state.arrays[address] = _Array(size, state.epoch, shrinks=shrinks)
 
     def freed(self, session: SessionId, address: int, last_job: int) -> None:
         """Mark an array as freed by its session; jobs up to ``last_job`` may still use it."""
@@ -120,6 +126,11 @@ class CoherenceTracker:
         state = self._sessions[session]
         del state.arrays[address]
         state.lost.pop(address, None)
+
+    def shrunk(self, session: SessionId, address: int, size: int) -> None:
+        """Make an array smaller at its place."""
+        array = self._sessions[session].arrays[address]
+        array.bytes, array.shrinks = size, False
 
     def closed(self, session: SessionId) -> None:
         """Remove a closed session with all its arrays."""
@@ -277,4 +288,5 @@ class CoherenceTracker:
 
 
 def _held(address: int, one: _Array) -> ArrayExtent:
-    return ArrayExtent(address, whole_pages(one.bytes), one.lost is None and not one.blank)
+    from_file = one.lost is None and not one.blank
+    return ArrayExtent(address, whole_pages(one.bytes), from_file, one.shrinks)

@@ -47,6 +47,7 @@ __all__ = [
     "Replied",
     "ResizeJob",
     "RunEnded",
+    "Shrink",
     "SlicesHeld",
     "StartRun",
     "TakeBackPlan",
@@ -217,6 +218,7 @@ class Commit(NamedTuple):
     offset: Offset
     size: Size
     from_file: Annotated[bool, flag(), "fill it from the session's file; else with zeroes"]
+    shrinks: Annotated[bool, flag(), "a `Shrink` will follow: use small allocations"] = False
 
 
 @_front(14)
@@ -227,6 +229,17 @@ class Release(NamedTuple):
     session: Session
     offset: Offset
     size: Size
+
+
+@_front(33)
+class Shrink(NamedTuple):
+    """Undo a part of a `Commit` of the same part: of all but its first bytes. Replies nil."""
+
+    ticket: Ticket
+    session: Session
+    offset: Offset
+    size: Size
+    kept: Annotated[int, uint(63, least=1), "bytes that stay"]
 
 
 @_front(15)

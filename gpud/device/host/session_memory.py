@@ -34,13 +34,17 @@ Handler = Callable[[Any], Any]
 _PIECE_BYTES = 32 << 20
 """Most that is committed, released or copied in one step, before another session's turn."""
 
+_PARTS = 64
+"""In as many allocations memory is divided of which the end is to be given back, or in larger ones
+of `_PIECE_BYTES`."""
+
 _ARENAS = -1
 """The queue for opening and closing arenas: in order, since one may reuse another's address."""
 
 _NOWHERE = (2**64 - 2**20, 2**20)
 """The range for a session without an arena: no memory lies there, so every access misses."""
 
-_OF_SESSIONS = (m.Commit, m.Release, m.Upload, m.Download, m.ExportMemory)
+_OF_SESSIONS = (m.Commit, m.Release, m.Shrink, m.Upload, m.Download, m.ExportMemory)
 
 _MOST_PIECES = 16
 """Most pieces of memory that are exported at once: the kernel limits descriptors on their way."""
@@ -89,6 +93,7 @@ class SessionMemory:
             m.Ping: lambda command: put(_ARENAS, self._ping, command),
             m.Commit: lambda command: put(command.session, self._commit, command),
             m.Release: lambda command: put(command.session, self._in_pieces, command),
+            m.Shrink: lambda command: put(command.session, self._shrink, command),
             m.Upload: lambda command: put(command.session, self._in_pieces, command),
             m.Download: lambda command: put(command.session, self._in_pieces, command),
             m.ExportMemory: self._queue_export,
@@ -191,9 +196,10 @@ class SessionMemory:
     def _commit(self, command: m.Commit) -> Iterator[None]:
         arena = self._arena(command.session)
         done: list[tuple[int, int]] = []
+        most = command.size // _PARTS if command.shrinks else None
         try:
             for offset, size in _pieces(command):
-                arena.commit(offset, size, from_file=command.from_file)
+                arena.commit(offset, size, from_file=command.from_file, most=most)
                 done.append((offset, size))
                 yield
         except GpudError:
@@ -207,6 +213,17 @@ class SessionMemory:
         act = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
         for offset, size in _pieces(command):
             act[type(command)](offset, size)
+            yield
+        self._send(m.Replied(command.ticket))
+
+    def _shrink(self, command: m.Shrink) -> Iterator[None]:
+        arena = self._arena(command.session)
+        end = command.offset + command.kept
+        for offset, size in _pieces(command):
+            if offset >= end:
+                arena.release(offset, size)
+            elif offset + size > end:
+                arena.shrink(offset, size, end - offset)
             yield
         self._send(m.Replied(command.ticket))
 

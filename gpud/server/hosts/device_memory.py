@@ -111,6 +111,29 @@ class DeviceArrays:
         parts = self._parts.pop((session, address), None)
         if parts is not None:
             self._arrived(session, parts.waiting.values())
+        self._host.registry.release(session, address, size, self._releasing(done))
+
+    def shrink(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Make an array smaller at its place; no job can use its end any more.
+
+        Args:
+            session: whose array it is.
+            address: the array's.
+            size: bytes that it has from now on, whole pages.
+            done: gets what went wrong.
+        """
+        before = self.copies.array(session, address)
+        assert before is not None, "an array shrinks that is not there"
+        self.copies.shrunk(session, address, size)
+        parts = self._parts.get((session, address))
+        if parts is not None:
+            beyond = [part for part in parts.waiting if part[0] >= size]
+            self._arrived(session, [parts.waiting.pop(part) for part in beyond])
+        released = self._releasing(done)
+        self._host.registry.shrink(session, address, (before.size, size), released)
+
+    def _releasing(self, done: OnReply) -> OnReply:
+        """Count a release until its reply, which ``done`` gets; then try what lacked memory."""
         self._releases += 1
 
         def released(value: Any, error: GpudError | None) -> None:
@@ -121,7 +144,7 @@ class DeviceArrays:
                 for action in waiting:
                     action()
 
-        self._host.registry.release(session, address, size, released)
+        return released
 
     def move_out(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
         """Copy all of an array to the file, release its memory, and forget it.

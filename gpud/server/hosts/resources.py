@@ -146,12 +146,12 @@ class ResourceRegistry:
         group.seal()
 
     def _commit(self, session: int, held: ArrayExtent, on_reply: OnReply) -> None:
-        address, size, from_file = held
+        address, size, *how = held
         offset = self._offset(session, address)
         self._once(
             self._arrays.setdefault(session, {}),
             address,
-            lambda ticket: hm.Commit(ticket, session, offset, size, from_file),
+            lambda ticket: hm.Commit(ticket, session, offset, size, *how),
             on_reply,
         )
 
@@ -180,6 +180,14 @@ class ResourceRegistry:
         else:
             offset = self._offset(session, address)
             self._request(lambda ticket: hm.Release(ticket, session, offset, size), on_reply)
+
+    def shrink(self, session: int, address: int, sizes: tuple[int, int], on_reply: OnReply) -> None:
+        """Release the end of an array, if the host holds it; ``sizes``: before and after."""
+        if address not in self._arrays.get(session, {}):
+            on_reply(None, None)
+        else:
+            offset, (size, kept) = self._offset(session, address), sizes
+            self._request(lambda t: hm.Shrink(t, session, offset, size, kept), on_reply)
 
     def upload(self, session: int, address: int, offset: int, size: int, on_reply: OnReply) -> None:
         """Copy a part of an array that the host holds from the file to the device."""

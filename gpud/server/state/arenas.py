@@ -70,6 +70,9 @@ class DeviceCopies(Protocol):
     def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
         """Release the memory of an array that no job can use any more."""
 
+    def shrink(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Make an array smaller at its place, ``size`` bytes."""
+
     def move_out(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
         """Copy an array to the file, and release its memory on the device."""
 
@@ -285,6 +288,8 @@ class Arenas:
         device: int,
         part: tuple[int, int],
         done: Callable[[GpudError | None], None],
+        *,
+        shrinks: bool = False,
     ) -> None:
         """Have a device with memory of its own back a part of an arena, which reads as zero.
 
@@ -293,10 +298,11 @@ class Arenas:
             device: on which.
             part: its address and bytes; `free_pages` of the same gives it back.
             done: gets why it cannot; nothing is backed then.
+            shrinks: whether `free_end` will give back a part of it before.
         """
         arrays = self._device_arrays[device]
         address, size = part
-        arrays.copies.allocated(session, address, size)
+        arrays.copies.allocated(session, address, size, shrinks=shrinks)
 
         def committed(_: Any, error: GpudError | None) -> None:
             done(error)
@@ -337,8 +343,30 @@ class Arenas:
         else:
             self._punch(piece, offset)
 
+    def free_end(self, piece: FreeRange, address: int) -> None:
+        """Free the memory of the end of an array, which no job can use any more.
+
+        Args:
+            piece: the end; the array is as much smaller.
+            address: the array's; if its device has memory of its own, it is committed there.
+        """
+        arena = self._ledger.arena(piece.session, piece.device)
+        assert arena is not None
+        offset = piece.address - arena.base
+        if piece.device in self._device_arrays:
+            arrays, size = self._device_arrays[piece.device], piece.address - address
+            arrays.shrink(piece.session, address, size, self._punching(piece, offset))
+        else:
+            self._punch(piece, offset)
+
     def _release_on_device(self, piece: FreeRange, offset: int) -> None:
         """Release a range on the device, which may be copying it, and then in the file."""
+        released = self._punching(piece, offset)
+        arrays = self._device_arrays[piece.device]
+        arrays.release(piece.session, piece.address, piece.size, released)
+
+    def _punching(self, piece: FreeRange, offset: int) -> OnReply:
+        """Return what frees a range in the file once the device has released it."""
         session = piece.session
         over = self._freer.hold(session, piece.size)
 
@@ -348,7 +376,7 @@ class Arenas:
                 self._punch(piece, offset)
             over()
 
-        self._device_arrays[piece.device].release(session, piece.address, piece.size, released)
+        return released
 
     def _punch(self, piece: FreeRange, offset: int) -> None:
         descriptor = self._files[piece.session, piece.device]

@@ -132,7 +132,8 @@ class WorkloadCommands:
             self._opened(workload, opened, None)
         else:
             place = owner.number, command.device, (address, sizes[0])
-            self._arenas.commit(*place, partial(self._opened, workload, opened))
+            committed = partial(self._opened, workload, opened)
+            self._arenas.commit(*place, committed, shrinks=workload.need is None)
 
     def _opened(
         self, workload: Workload, opened: wm.WorkloadOpened, error: GpudError | None
@@ -163,8 +164,8 @@ class WorkloadCommands:
             self._mapped.begin_turn(workload, given)
         elif command.begins_turn and workload.lent is not None:
             assert workload.device is not None
-            owner = workload.owner.number
-            self._memory.begin_turn(owner, workload.device, workload.lent, given)
+            place = workload.owner.number, workload.device, workload.lent
+            self._memory.begin_turn(*place, given, learns=workload.need is None)
         else:
             given(None)
 

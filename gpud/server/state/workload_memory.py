@@ -84,11 +84,16 @@ class WorkloadMemory:
         device: int,
         lent: Lent,
         then: Callable[[GpudError | None], None],
+        *,
+        learns: bool,
     ) -> None:
-        """Let the session have temporary memory, then call ``then`` with the error, or None."""
+        """Let the session have temporary memory, then call ``then`` with the error, or None.
+
+        ``learns``: it is to be shrunk, as the workload does not know yet what it needs.
+        """
         del self._arenas.regions.idle[session, device, lent[0]]
         if self._arenas.is_copied(device):
-            self._arenas.commit(session, device, lent, then)
+            self._arenas.commit(session, device, lent, then, shrinks=learns)
         else:
             then(None)
 
@@ -121,24 +126,31 @@ class WorkloadMemory:
         Returns:
             The temporary memory as it is then.
         """
-        ledger, regions = self._arenas.ledger, self._arenas.regions
+        arenas, ledger, regions = self._arenas, self._arenas.ledger, self._arenas.regions
         persistent, temporary = sizes
-        given = [ledger.shrink(session, device, address, persistent)]
+        end = ledger.shrink(session, device, address, persistent)
         regions.counted[session, device, address] = persistent
-        if lent is not None and not temporary:
-            del regions.counted[session, device, lent[0]]
-            regions.idle.pop((session, device, lent[0]), None)
-            given.append(ledger.end_loan(session, device, lent[0]))
-            lent = None
-        elif lent is not None:
-            given.append(ledger.shrink(session, device, lent[0], temporary))
-            lent = lent[0], temporary
-            if (session, device, lent[0]) in regions.idle:
-                regions.idle[session, device, lent[0]] = temporary
-        for piece in given:
-            if piece is not None:
-                self._arenas.free_pages(piece)
-        return lent
+        if end is not None:
+            arenas.free_end(end, address)
+        if lent is None:
+            return None
+        key = session, device, lent[0]
+        # Between turns a device with memory of its own has none for it.
+        in_file_only = key in regions.idle
+        if not temporary:
+            del regions.counted[key]
+            regions.idle.pop(key, None)
+            piece = ledger.end_loan(session, device, lent[0])
+            arenas.free_pages(piece, in_file_only=in_file_only)
+            return None
+        end = ledger.shrink(session, device, lent[0], temporary)
+        if in_file_only:
+            regions.idle[key] = temporary
+            if end is not None:
+                arenas.free_pages(end, in_file_only=True)
+        elif end is not None:
+            arenas.free_end(end, lent[0])
+        return lent[0], temporary
 
     def _free(
         self, session: SessionId, device: int, address: int, *, movable: bool, away: bool = False

@@ -68,7 +68,6 @@ class Workloads:
         self._timer: asyncio.TimerHandle | None = None
         self._feeding = False
         self._events: list[wk.Event] = []
-        self._copied: dict[int, str] = {}
         self._idle_turns = IdleTurns(loop, self._linger_ns, self._idled)
         self._commands = WorkloadCommands(
             self.all,
@@ -84,7 +83,6 @@ class Workloads:
         sizes: list[int],
         settings: TurnSettings,
         moved_bytes: int,
-        copied: dict[int, str],
         open_arena: Callable[[int, int], None],
         zones: Mapping[int, ZoneOwner],
     ) -> None:
@@ -94,7 +92,6 @@ class Workloads:
             sizes: of their memory for arrays, in bytes.
             settings: of the turns.
             moved_bytes: the most host memory for regions that are not on their device.
-            copied: the names of those with memory of their own.
             open_arena: has a device, given by index, open the arena of a session.
             zones: the devices whose memory programs can map, by index.
         """
@@ -102,7 +99,6 @@ class Workloads:
         self._mapped.set_up(zones)
         self.manager = WorkloadManager(sizes, settings, moved_bytes)
         self._others = (0,) * len(sizes)
-        self._copied = copied
 
     def change_turns(self, settings: TurnSettings) -> None:
         """Use other settings for turns from now on."""
@@ -131,8 +127,6 @@ class Workloads:
         device = message.device
         if message.mapped:
             self._mapped.check(device)
-        else:
-            self._check_copied(message)
         if message.mapped and message.movable:
             raise InvalidArgument("what a program maps itself cannot be moved: leave out movable")
         if message.movable and message.persistent is None:
@@ -147,17 +141,6 @@ class Workloads:
         self._feed(
             wk.Opened(now_ns, number, workload.need, message.weight, device, message.movable)
         )
-
-    def _check_copied(self, message: wm.OpenWorkload) -> None:
-        """Refuse what a device with memory of its own cannot have."""
-        device = message.device
-        for index in self._copied if device is None else {device} & self._copied.keys():
-            if message.persistent is None:
-                raise InvalidArgument(
-                    f"device {index} ({self._copied[index]}) has memory of its own, where a "
-                    "workload cannot learn its sizes: give persistent and temporary, or name a "
-                    "CPU device"
-                )
 
     def begin(self, session: Session, message: wm.BeginIteration) -> None:
         """Wait for a workload's turn; answered when an iteration begins.

@@ -129,6 +129,19 @@ def test_all_of_it_written_or_freed_an_array_is_lost_no_more() -> None:
     assert found.arrays(ONE) == [ArrayExtent(X, 4096, True)]
 
 
+def test_an_array_that_was_shrunk_is_restored_as_it_is_then() -> None:
+    found = CoherenceTracker()
+    found.allocated(ONE, X, 3 * 4096, shrinks=True)
+    assert found.arrays(ONE) == [ArrayExtent(X, 3 * 4096, False, True)]
+    found.shrunk(ONE, X, 4096)
+    assert found.array(ONE, X) == ArrayExtent(X, 4096, False)
+    with pytest.raises(InvalidArgument, match="which has 4096"):
+        found.check(ONE, X, 4096, 1)
+    found.job_started(ONE)
+    found.written(ONE, X, 0, 4096)  # all of it
+    assert found.host_lost("are gone") == []
+
+
 def test_parts_are_checked() -> None:
     found = copies()
     for offset, size in ((0, 101), (100, 1), (0, 0), (-1, 2), (1 << 62, 1 << 62)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -178,6 +180,91 @@ def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
         for offset, size in ((0, 0), (-1, 5), (SIZE - 1, 2)):
             with pytest.raises(InvalidArgument, match="no part of an arena"):
                 arena.commit(offset, size)
+        arena.close()
+
+
+def test_what_is_shrunk_gives_back_the_granules_that_nothing_kept_needs(memfd: int) -> None:
+    """Random ranges, which may lie in the same granules, against a count of who needs each."""
+    chance = random.Random(1)
+    fake = SteppedDriver()  # memory is short: what is spare goes at once
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        held: dict[int, tuple[int, int]] = {}
+        shrunk = 0
+        for number in range(600):
+            free = sorted([(0, 100), *held.values(), (SIZE, 0)])
+            gaps = [(a + n, b - a - n) for (a, n), (b, _) in pairwise(free) if b - a - n > 9]
+            if gaps and (not held or chance.random() < 0.5):
+                begin, room = chance.choice(gaps)
+                offset = begin + chance.randrange(room // 2)
+                size = chance.randrange(1, room - (offset - begin) + 1)
+                whole = chance.random() < 0.3
+                arena.commit(offset, size, from_file=False, most=None if whole else GRANULE)
+                held[number] = offset, size
+            else:
+                one = chance.choice(list(held))
+                offset, size = held.pop(one)
+                if chance.random() < 0.6 and size > 1:
+                    kept = chance.randrange(1, size)
+                    arena.shrink(offset, size, kept)
+                    held[one] = offset, kept
+                    shrunk += 1
+                else:
+                    arena.release(offset, size)
+            needed = {0}
+            for offset, size in held.values():
+                needed |= set(range(offset // GRANULE, -(-(offset + size) // GRANULE)))
+            backed = {n for piece in arena._pieces for n in range(piece.first, piece.last)}
+            assert needed <= backed
+            large = [piece for piece in arena._pieces if piece.last - piece.first > 1]
+            spare = backed - needed
+            assert spare <= {n for piece in large for n in range(piece.first, piece.last)}
+            assert all(
+                piece.parts and needed & set(range(piece.first, piece.last))
+                for piece in arena._pieces
+            )
+            sound(fake, device, arena)
+        assert shrunk > 100
+        for offset, size in held.values():
+            arena.release(offset, size)
+        assert fake.alive["piece"] == 2
+        arena.close()
+
+
+def test_pieces_are_exported_in_order_and_so_many_at_once(memfd: int) -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        arena.commit(GRANULE + 5, 2 * GRANULE, from_file=False, most=1)
+        arena.commit(6 * GRANULE, 2 * GRANULE, from_file=False)
+        poked(device, arena.address + GRANULE + 5, b"hello")
+        found = arena.export(GRANULE + 5, 2 * GRANULE, 9)
+        assert [(at, size) for at, size, _ in found] == [
+            (number * GRANULE, GRANULE) for number in (1, 2, 3)
+        ]
+        assert os.pread(found[0][2], 5, 5) == b"hello"
+        found += arena.export(GRANULE + 5, 2 * GRANULE, 1)
+        assert found[3][:2] == found[0][:2]
+        found += arena.export(7 * GRANULE, 5, 2)
+        assert found[4][:2] == (6 * GRANULE, 2 * GRANULE)
+        with pytest.raises(InvalidArgument, match="not all have memory"):
+            arena.export(2 * GRANULE, 3 * GRANULE, 9)
+        for _, _, descriptor in found:
+            os.close(descriptor)
+        fake.fail(1, "NOT_PERMITTED", "cuMemExportToShareableHandle")
+        with pytest.raises(InvalidArgument, match=r"exports no memory.*get\(\) and set\(\)"):
+            arena.export(GRANULE + 5, 5, 9)
+        arena.close()
+
+
+def test_a_driver_that_exports_no_memory_is_not_asked_for_any_that_could_be(memfd: int) -> None:
+    fake = SteppedDriver()
+    fake.contexts.attributes["HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"] = 0
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        arena.commit(GRANULE, 5)
+        with pytest.raises(InvalidArgument, match="exports no memory for programs to map"):
+            arena.export(GRANULE, 5, 9)
         arena.close()
 
 

@@ -68,10 +68,14 @@ class FakeDevice:
             self.hold.wait(TIMEOUT_S)
         return self
 
-    def commit(self, offset: int, size: int, *, from_file: bool) -> None:
+    def commit(self, offset: int, size: int, *, from_file: bool, most: int | None) -> None:
         if offset == 400:
             raise OutOfMemory(size, 0)
-        self.arenas.append(f"commit {offset}+{size}")
+        pieces = "" if most is None else f" in {most}"
+        self.arenas.append(f"commit {offset}+{size}{pieces}")
+
+    def shrink(self, offset: int, size: int, kept: int) -> None:
+        self.arenas.append(f"shrink {offset}+{size} to {kept}")
 
     def release(self, offset: int, size: int) -> None:
         self.arenas.append(f"release {offset}+{size}")
@@ -213,6 +217,19 @@ def test_what_was_committed_of_a_part_that_fails_is_released(
     assert isinstance(from_wire(refused.error), OutOfMemory)
     released = [piece.replace("commit", "release") for piece in (*pieces[:2], "release 300+100")]
     assert case.device.arenas == [*pieces[:2], "commit 300+100", *released]
+    for kept, what in (
+        (1, ["shrink 150+50 to 1", "release 200+100", "release 300+50"]),
+        (50, ["release 200+100", "release 300+50"]),
+        (120, ["shrink 200+100 to 70", "release 300+50"]),
+        (200, []),
+    ):
+        case.device.arenas.clear()
+        assert case.do(m.Shrink(5, 9, 150, 200, kept)) == m.Replied(5)
+        assert case.device.arenas == what
+    case.device.arenas.clear()
+    shrinks = m.Commit(6, 9, 150, 200, from_file=False, shrinks=True)
+    assert case.do(shrinks) == m.Replied(6)
+    assert case.device.arenas == [f"{piece} in 3" for piece in pieces]
 
 
 def test_a_device_without_a_zone_lends_none_and_keeps_no_descriptor(case: Case) -> None:

@@ -139,14 +139,23 @@ class CUDAArena:
                 self._programs.add(program)
                 program.widen(self.backed)
 
-    def commit(self, offset: int, size: int, *, from_file: bool = True) -> None:
+    def commit(
+        self, offset: int, size: int, *, from_file: bool = True, most: int | None = None
+    ) -> None:
         """Back ``[offset, offset + size)`` with memory, set to what the file has there or to zero.
+
+        Args:
+            offset: of the first byte.
+            size: bytes.
+            from_file: whether the file has the values; else they are all zero.
+            most: bytes of a piece, in whole granules, at most or one granule; None: any.
 
         Raises:
             OutOfMemory: the device has too little left.
         """
         first, last = self._granules(offset, size)
         touched = [p for p in self._pieces if p.first < last and first < p.last]
+        step = last - first if most is None else max(1, most // self._granule)
         made: list[_Piece] = []
         with ExitStack() as undo:
             for piece in touched:  # first of all: spare pieces may be reclaimed meanwhile
@@ -154,8 +163,8 @@ class CUDAArena:
                 undo.callback(_drop_part, piece)
             at = first
             for stop, resume in [*((p.first, p.last) for p in touched), (last, last)]:
-                if at < stop:
-                    made.append(self._created(at, stop))
+                for begin in range(at, stop, step):
+                    made.append(self._created(begin, min(begin + step, stop)))
                     undo.callback(self._discard, made[-1])
                 at = max(at, resume)
             if self._end < first:
@@ -179,6 +188,15 @@ class CUDAArena:
         first, last = self._granules(offset, size)
         for piece in self._pieces:
             if piece.first < last and first < piece.last:
+                piece.parts -= 1
+        self._shared.trim()
+
+    def shrink(self, offset: int, size: int, kept: int) -> None:
+        """Undo a part of a `commit` of the same range: of all but its first ``kept`` bytes."""
+        first, last = self._granules(offset, size)
+        _, end = self._granules(offset, kept)
+        for piece in self._pieces:
+            if piece.first < last and first < piece.last and piece.first >= end:
                 piece.parts -= 1
         self._shared.trim()
 
