@@ -33,6 +33,8 @@ from tests.integration.workload_programs import (
     train,
 )
 from tests.support.allocation_trace import run_trace, trace
+from tests.support.raw_client import Raw
+from tests.support.waiting import until
 
 
 def test_two_programs_take_turns_and_keep_their_values() -> None:
@@ -299,6 +301,60 @@ def _await_waiting(gpu: Any) -> list[Any]:
             break
         time.sleep(0.01)
     return list(rows)
+
+
+def _opening(raw: Raw, request: int, persistent: int | None, temporary: int = 4096) -> None:
+    raw.send(wm.OpenWorkload(request, 0, persistent, temporary, 0, 1))
+
+
+@pytest.mark.parametrize("persistent", [5 << 20, None])
+def test_a_client_that_goes_while_it_waits_for_more_leaves_nothing(persistent: int | None) -> None:
+    with gc.local("cpu:1", memory="16MiB") as gpu:
+        raw = Raw(str(gpu.path))
+        raw.hello()
+        _opening(raw, 5, None)  # has all that is left
+        raw.expect(wm.WorkloadOpened)
+        _opening(raw, 6, persistent)  # waits for that
+        _opening(raw, 7, persistent)
+        until(lambda: len(gpu.query("workloads")["workloads"]) == 3)
+        raw.sock.close()
+        until(lambda: not gpu.query("workloads")["workloads"])
+        assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
+        with gpu.workload("12MiB", "2MiB", 0) as work:
+            work.zeros(11 << 20, np.uint8)
+
+
+def test_sizes_that_no_message_holds_in_sum_are_refused() -> None:
+    with gc.local("cpu:1", memory="16MiB") as gpu:
+        raw = Raw(str(gpu.path))
+        raw.hello()
+        most = (1 << 63) - 1
+        for request, sizes in enumerate(((most, most, most), (most, 0, 0), (1, most, 1)), 5):
+            raw.send(wm.OpenWorkload(request, 0, *sizes, weight=1))
+            with pytest.raises(RuntimeError, match=r"\d{19,} bytes were asked for"):
+                raw.expect(wm.WorkloadOpened)
+        raw.sock.close()
+        with gpu.workload("12MiB", "2MiB", 0):
+            pass
+
+
+def test_memory_that_learning_gives_back_can_be_the_next_ones_at_once() -> None:
+    # The next one's temporary memory is larger than what was left before.
+    with (
+        gc.local("cpu:1", memory="16MiB") as gpu,
+        gc.connect(gpu.path) as other,
+        ThreadPoolExecutor() as pool,
+        gpu.workload(offset=0) as work,
+    ):
+        waiting = pool.submit(other.workload, "1MiB", "12MiB", 0)
+        with work.iteration() as turn:
+            kept = work.array(np.arange(100))
+            turn.zeros(100)
+            until(lambda: len(gpu.query("workloads")["workloads"]) == 2)
+            assert not waiting.done()
+        with waiting.result(30) as next_one, next_one.iteration() as turn:
+            turn.zeros(11 << 20, np.uint8)
+        assert (kept.get() == np.arange(100)).all()
 
 
 def test_who_overstays_is_named_and_can_be_ended() -> None:

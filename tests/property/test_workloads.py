@@ -469,6 +469,11 @@ def _always_ready(device: WorkloadDevice, workload: int) -> bool:
     return True
 
 
+def _zones_first(manager: WorkloadManager, commands: list[m.Command]) -> None:
+    _ANNOUNCE_ZONES(manager, commands)
+    commands.sort(key=lambda command: not isinstance(command, m.Zone))
+
+
 def _never_paused(
     manager: Any, device: WorkloadDevice, on: bool, now_ns: int, commands: list[m.Command]
 ) -> None:
@@ -484,6 +489,7 @@ _PLAN = moves.plan
 _LEAVE = Window.leave
 _POSITION = Zones.position
 _GROW = Zones.grow
+_ANNOUNCE_ZONES = WorkloadManager._announce_zones
 _REMOVE = Zones.remove
 _TICK = Turns.tick
 _ASK_BACK = Turns.ask_back
@@ -512,6 +518,7 @@ _ADMIT = WorkloadManager._admit
         (Turns, "overstays", _every_time),
         (manager_module.WorkloadManager, "_admit_waiting", _no_queue),
         (manager_module.WorkloadManager, "_allowed", _any_device),
+        (manager_module.WorkloadManager, "_announce_zones", _zones_first),
         (manager_module.WorkloadManager, "_admit", _never_recalled),
         (manager_module.WorkloadManager, "_pause", _never_paused),
         (moves, "_victim", _nearest_first),

@@ -280,6 +280,7 @@ class Simulation:
         one.away = command.away
         check(one.opened.movable or not one.away, "away although it never moves")
         one.kept = Arrays(command.region.size)
+        self._check_fits(command.device)
         self._last(command.workload)
 
     def _on_evict(self, command: m.Evict) -> None:
@@ -340,6 +341,16 @@ class Simulation:
 
     def _on_zone(self, command: m.Zone) -> None:
         self.zone[command.device] = command.size
+        self._check_fits(command.device)
+
+    def _check_fits(self, device: int) -> None:
+        """Check that memory is given back before others get it: there is an order of commands."""
+        here = [o for o in self.workloads.values() if o.device == device and not o.opened.movable]
+        used = sum(o.region.size + o.region.offset for o in here if o.region)
+        check(
+            used + self.zone[device] + self.other[device] <= SIZES[device],
+            "given before it is there",
+        )
 
     def _on_grant(self, command: m.Grant) -> None:
         one = self.workloads[command.workload]

@@ -361,12 +361,14 @@ class WorkloadManager:
             del self.device_of[workload]
 
     def _announce_zones(self, commands: list[Command]) -> None:
-        # Before what uses them: a zone grows before a workload is told that it is admitted.
+        # Before what uses them: a zone grows before a workload is told that it is admitted. And
+        # after what gives memory back, into which it may grow.
+        at = sum(isinstance(command, Fit) for command in commands)
         for index, device in enumerate(self._devices):
             size = device.shared_bytes
             if size != device.zone_bytes:
                 device.zone_bytes = size
-                commands.insert(0, Zone(index, size))
+                commands.insert(at, Zone(index, size))
 
     def validate(self) -> None:
         """Check every property that can be checked on one state.

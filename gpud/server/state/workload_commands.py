@@ -24,6 +24,9 @@ __all__ = ["WorkloadCommands"]
 
 _LOG = logging.getLogger(__name__)
 
+_LARGEST = (1 << 64) - 1
+"""The largest number in a message."""
+
 
 class WorkloadCommands:
     """Carries out commands.
@@ -89,8 +92,14 @@ class WorkloadCommands:
         )
 
     def _admit(self, command: wk.Admit) -> None:
-        workload = self._all[command.workload]
+        workload = self._all.get(command.workload)
+        if workload is None:
+            return  # it is closed, which the manager is about to hear
         owner, region = workload.owner, command.region
+        if owner.gone:  # and its memory, maybe: nothing would free what it gets now
+            del self._all[command.workload]
+            self._feed(wk.Closed(time.monotonic_ns(), command.workload))
+            return
         request, workload.request = workload.request, None
         assert request is not None
         sizes = region.size + region.offset, command.temporary
@@ -154,7 +163,8 @@ class WorkloadCommands:
     def _refuse(self, command: wk.Refuse) -> None:
         workload = self._all.pop(command.workload)
         assert workload.request is not None
-        error = OutOfMemory(command.needed_bytes, command.most_bytes, limit="zones")
+        needed = min(command.needed_bytes, _LARGEST)  # three numbers that a message holds, in sum
+        error = OutOfMemory(needed, command.most_bytes, limit="zones")
         workload.owner.fail(workload.request, error)
 
     def _grant(self, command: wk.Grant) -> None:

@@ -330,7 +330,10 @@ class Workloads:
             self._note_memory()
             while self._events:
                 for command in self.manager.handle(self._events.pop(0)):
-                    self._commands.carry_out(command)
+                    try:
+                        self._commands.carry_out(command)
+                    except Exception:  # noqa: BLE001 - of one workload: the others' must follow
+                        _LOG.exception("%r could not be carried out; report this", command)
         finally:
             self._feeding = False
         for index in range(self.devices):

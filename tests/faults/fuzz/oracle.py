@@ -16,6 +16,10 @@ from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
 
+_UNASKED = frozenset(
+    (wm.Arena, wm.Began, wm.Happened, wm.LaneOpened, wm.LaunchEnded, wm.TurnRecalled, wm.ZoneLent)
+)
+
 
 class Unanswered(AssertionError):
     """The daemon did not do what it must."""
@@ -106,7 +110,7 @@ class Account:
             self._jobs[message.number] -= 1
             if self._jobs[message.number] < 0:
                 raise Unanswered(f"job {message.number} has finished once too often")
-        elif kind not in (wm.Happened, wm.Arena, wm.LaneOpened, wm.LaunchEnded, wm.TurnRecalled):
+        elif kind not in _UNASKED:
             self._answer(message)
 
     def _answer(self, message: Any) -> None:
@@ -134,6 +138,11 @@ class Account:
                 del self._failed[message.request]
             return
         raise Unanswered(f"nobody asked for {str(message)[:200]}; owed are {owed}")
+
+    @property
+    def in_a_frame(self) -> bool:
+        """Whether a part of a frame was sent, of which the next message would be a part."""
+        return not self.ended and self._decoder.pending_bytes > 0
 
     @property
     def open(self) -> int:
