@@ -161,7 +161,9 @@ def _bounds_check(kernel: Any) -> None:
     loaded.checked_arena = None if arena[1] == _EVERYTHING else arena
     with kernel._lock:
         if getattr(kernel, "checked_arena", loaded.checked_arena) != loaded.checked_arena:
-            kernel._compiled.clear()  # the range is in the code
+            # The range is in the code, which blocks of earlier launches may be in yet.
+            kernel.outdated = [*getattr(kernel, "outdated", ()), kernel._compiled.copy()]
+            kernel._compiled.clear()
             kernel.plans.clear()
         kernel.checked_arena = loaded.checked_arena
 

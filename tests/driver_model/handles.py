@@ -72,4 +72,5 @@ class Handles:
 
     def all(self, kind: str) -> list[Any]:
         """The objects behind all handles of a kind, oldest first."""
-        return [value for is_of, value in self._there.values() if is_of == kind]
+        there = list(self._there.values())  # other threads make and drop handles meanwhile
+        return [value for is_of, value in there if is_of == kind]

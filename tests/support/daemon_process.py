@@ -124,19 +124,7 @@ class DaemonProcess:
 
     def connect(self, *, other_user: bool = True, timeout_s: float = 30.0) -> socket.socket:
         """A connection; of another user where that can be had."""
-        sock = socket.socket(socket.AF_UNIX)  # blocking: waits while the queue is full
-        switch = other_user and os.geteuid() == 0
-        try:
-            if switch:
-                os.seteuid(NOBODY)  # the kernel keeps who connected
-            try:
-                sock.connect(str(self.path))
-            finally:
-                if switch:
-                    os.seteuid(0)
-        except BaseException:
-            sock.close()
-            raise
+        sock = connected(self.path, other_user=other_user)
         sock.settimeout(timeout_s)
         return sock
 
@@ -173,3 +161,21 @@ def serving(device: str = "cpu:2", **settings: Any) -> Iterator[DaemonProcess]:
     with DaemonProcess() as daemon:
         daemon.serve("--exit-with-parent", *options, device=device)
         yield daemon
+
+
+def connected(path: Path | str, *, other_user: bool) -> socket.socket:
+    """A blocking connection to a daemon's socket; of another user where that can be had."""
+    sock = socket.socket(socket.AF_UNIX)  # blocking: waits while the queue is full
+    switch = other_user and os.geteuid() == 0
+    try:
+        if switch:
+            os.seteuid(NOBODY)  # the kernel keeps who connected
+        try:
+            sock.connect(str(path))
+        finally:
+            if switch:
+                os.seteuid(0)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

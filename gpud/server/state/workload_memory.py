@@ -71,7 +71,8 @@ class WorkloadMemory:
             try:
                 lent = ledger.lend(session, device, temporary)
             except GpudError:
-                self._free(session, device, address, movable=position is None)
+                # No device has been asked for memory yet.
+                self._free(session, device, address, movable=position is None, away=True)
                 raise
             regions.counted[session, device, lent] = 0
             regions.idle[session, device, lent] = temporary
