@@ -38,10 +38,12 @@ What the benchmarks measured, each row with the command that made it. The same c
 details under `bench/results/`; `python bench/summary.py` makes this page from those files. Aims
 that are missed are printed like those that are met.
 
-Shares, workloads, killed clients and all of "Launches" but the CUDA device were measured with this
-version; co-location just before released blocks were reported at once again, which makes r99
-smaller; all else before its last changes, among them offline jobs' shares by weight; PoCL before
-jobs could be sequences of launches, and before bounds checks.
+Shares, co-location, workloads, killed clients, hostile rings and all of "Launches" but the CUDA
+device were measured with this version; all else before its last changes, among them offline jobs'
+shares by weight; PoCL before jobs could be sequences of launches, and before bounds checks.
+
+Co-location has two repetitions, whose r99 differ by up to 2.4 in a lane beside blocks of 0.1 ms
+and by 1.5 at most elsewhere (in ratio): the slowest of a few hundred requests decide.
 
 *r99* is the 99th percentile of the time of online requests beside offline work, divided by that of
 the same requests alone. *Harvest* is the offline work done, divided by what the time that online
