@@ -40,6 +40,10 @@ class FairOrder(Generic[Party, Item]):
         """Return a party's waiting items, the next one first."""
         return list(self._lines.get(party, ()))
 
+    def all_waiting(self) -> list[Item]:
+        """Return the waiting items of all parties."""
+        return [item for line in self._lines.values() for item in line]
+
     def put(self, party: Party, item: Item) -> None:
         """Append an item to a party's line, unless it waits there already."""
         line = self._lines.get(party)

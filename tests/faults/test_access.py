@@ -129,6 +129,7 @@ REACHING: dict[str, list[tuple[Make, Any]]] = {
     "Free": [(lambda s, r: wm.Free(0, s.array), "unknown-name")],
     "Upload": [(lambda s, r: wm.Upload(0, s.array, 0, 1), "unknown-name")],
     "Download": [(lambda s, r: wm.Download(r, 0, s.array, 0, 1), "unknown-name")],
+    "ExportArray": [(lambda s, r: wm.ExportArray(r, 0, s.array, 0, 0), "unknown-name")],
     "Resize": [
         (lambda s, r: wm.Resize(r, s.job, None, (1, 2)), "unknown-name"),
         (lambda s, r: wm.Resize(r, s.job, (1, 2), None), "unknown-name"),

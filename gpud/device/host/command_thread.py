@@ -92,6 +92,16 @@ class CommandThread:
                         unbegun.append(work.command)
         return unbegun
 
+    def waiting(self, which: Callable[[Any], bool]) -> Callable[[], bool]:
+        """Return what tells whether any of the commands that wait now still does.
+
+        Args:
+            which: selects the commands.
+        """
+        with self._changed:
+            works = [work for work in self._order.all_waiting() if which(work.command)]
+        return lambda: any(not (work.over or work.dropped) for work in works)
+
     def _run(self) -> None:
         while True:
             with self._changed:

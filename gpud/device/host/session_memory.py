@@ -9,7 +9,8 @@ pieces, one piece a step.
 
 Properties:
 * arenas are opened and closed, and copies of one session made, in the order of their commands;
-* an arena with jobs stays mapped; one that cannot be unmapped ends the host.
+* an arena with jobs stays mapped; one that cannot be unmapped ends the host;
+* memory is refused to a session only when no arena waits to be closed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from gpud.device.host import messages as m
 from gpud.device.host.command_thread import CommandThread
 from gpud.device.host.link import Link
 from gpud.device.interface import Arena, Device
-from gpud.errors import DeviceLost, GpudError, InvalidArgument, LimitExceeded, UnknownName
+from gpud.errors import (
+    DeviceLost,
+    GpudError,
+    InvalidArgument,
+    LimitExceeded,
+    OutOfMemory,
+    UnknownName,
+)
 
 __all__ = ["SessionMemory"]
 
@@ -197,9 +205,20 @@ class SessionMemory:
         arena = self._arena(command.session)
         done: list[tuple[int, int]] = []
         most = command.size // _PARTS if command.shrinks else None
+        closing: Callable[[], bool] | None = None
         try:
             for offset, size in _pieces(command):
-                arena.commit(offset, size, from_file=command.from_file, most=most)
+                while True:
+                    try:
+                        arena.commit(offset, size, from_file=command.from_file, most=most)
+                        break
+                    except OutOfMemory:
+                        # The front counts the memory of sessions that have ended as free.
+                        if closing is None:
+                            closing = self._thread.waiting(_closes)
+                        if not closing():
+                            raise
+                        yield
                 done.append((offset, size))
                 yield
         except GpudError:
@@ -254,6 +273,10 @@ class SessionMemory:
 
     def _session_gone(self, command: Any) -> None:
         raise UnknownName(f"session {command.session} was closed meanwhile")
+
+
+def _closes(command: Any) -> bool:
+    return isinstance(command, m.CloseArena)
 
 
 def _send_memory(program: socket.socket, numbers: Iterable[int], memory: Sequence[int]) -> None:

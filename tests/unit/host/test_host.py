@@ -69,7 +69,7 @@ class FakeDevice:
         return self
 
     def commit(self, offset: int, size: int, *, from_file: bool, most: int | None) -> None:
-        if offset == 400:
+        if offset == 400 or self.arenas.count("close") < self.full_until:
             raise OutOfMemory(size, 0)
         pieces = "" if most is None else f" in {most}"
         self.arenas.append(f"commit {offset}+{size}{pieces}")
@@ -81,6 +81,7 @@ class FakeDevice:
         self.arenas.append(f"release {offset}+{size}")
 
     hold: threading.Event | None = None
+    full_until = 0
     address = 0x5000
     arrays = "shared"
     uuid = ""
@@ -230,6 +231,37 @@ def test_what_was_committed_of_a_part_that_fails_is_released(
     shrinks = m.Commit(6, 9, 150, 200, from_file=False, shrinks=True)
     assert case.do(shrinks) == m.Replied(6)
     assert case.device.arenas == [f"{piece} in 3" for piece in pieces]
+
+
+def test_memory_of_sessions_that_end_is_waited_for(case: Case) -> None:
+    commands = case.link.receive()
+    for session in (9, 10, 11):
+        descriptor = os.memfd_create("arena")
+        os.ftruncate(descriptor, 4096)
+        opening = m.OpenArena(session, session, 0, 4096)
+        socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(opening)], [descriptor])
+        os.close(descriptor)
+        assert case.do(next(commands)).ticket == session
+    case.device.full_until = 2  # arenas are closed
+    case.device.arenas.clear()
+    case.device.hold = threading.Event()
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4096)
+    socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(m.OpenArena(5, 8, 0, 4096))], [descriptor])
+    os.close(descriptor)
+    case.host.carry_out(next(commands))  # the thread is busy while all of these come
+    case.host.carry_out(m.Ping(6))
+    case.host.carry_out(m.CloseArena(10))
+    case.host.carry_out(m.CloseArena(11))
+    case.host.carry_out(m.Commit(7, 9, 0, 100, from_file=False))
+    case.device.hold.set()
+    answers = [case.next() for _ in range(3)]
+    assert [answer.ticket for answer in answers] == [5, 6, 7]
+    assert all(isinstance(answer, m.Replied) for answer in answers)
+    assert case.device.arenas[-1] == "commit 0+100"
+    case.device.hold, case.device.full_until = None, 9
+    refused = case.do(m.Commit(8, 9, 200, 100, from_file=False))
+    assert isinstance(from_wire(refused.error), OutOfMemory), "nothing is being closed"
 
 
 def test_a_device_without_a_zone_lends_none_and_keeps_no_descriptor(case: Case) -> None:
