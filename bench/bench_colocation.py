@@ -1,6 +1,7 @@
 """The cost of co-location for online requests, and the offline throughput that it gives.
 
     python bench/bench_colocation.py [--repeat N] [--seconds S] [--device cpu:N] [--short]
+        [--policy POLICY] [--block-ms MS]
 
 As in ``gpud demo``: three kinds of offline jobs keep a device full, online requests of about 12 ms
 arrive as a Poisson process and each reserves the whole device; every result is checked. For online
@@ -11,7 +12,8 @@ policies, with the same arrivals, and offline work alone for every policy; p99 a
 a lane is that in a lane. Every repetition has its own arrivals. Reported is the median over the
 repetitions, with the extremes.
 
-Prints a table and writes bench/results/colocation.json; with --short it only prints.
+Prints a table and writes bench/results/colocation.json; with --short, --policy or --block-ms it
+only prints.
 """
 
 from __future__ import annotations
@@ -87,21 +89,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a window")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--short", action="store_true", help="one setting, one second")
+    parser.add_argument("--policy", choices=POLICIES, help="of all, this one; writes no file")
+    parser.add_argument("--block-ms", type=float, help="of all, this one; writes no file")
     options = parser.parse_args()
     before = load()
     began = time.monotonic()
     blocks, loads = ((1.0,), (0.2,)) if options.short else (BLOCKS_MS, LOADS)
+    policies = POLICIES if options.policy is None else (options.policy,)
+    if options.block_ms is not None:
+        blocks = (options.block_ms,)
     repeat, seconds = (1, 1.0) if options.short else (options.repeat, options.seconds)
     rows: list[Row] = []
     background = BackgroundLoad()
     for block_ms in blocks:
         sizes = sizes_for(options.device, block_s=block_ms / 1e3, job_s=JOB_S, request_s=REQUEST_S)
-        rows += measure(options.device, sizes, block_ms, loads, repeat, seconds)
+        rows += measure(options.device, sizes, block_ms, loads, policies, repeat, seconds)
     report(rows)
     others = background.share()
     if others is not None:
         print(f"other programs had {others:.1%} of the machine meanwhile")
-    if not options.short:
+    if not (options.short or options.policy or options.block_ms):
         keep(rows, {**before, "others_share": others}, seconds, time.monotonic() - began)
     return 1 if any(row.problems for row in rows) else 0
 
@@ -111,16 +118,17 @@ def measure(
     sizes: Sizes,
     block_ms: float,
     loads: tuple[float, ...],
+    policies: tuple[str, ...],
     repeat: int,
     seconds: float,
 ) -> list[Row]:
     """Rows for all loads and policies at one block time."""
-    rows = {(share, policy): Row(policy, share, block_ms) for share in loads for policy in POLICIES}
+    rows = {(share, policy): Row(policy, share, block_ms) for share in loads for policy in policies}
     for seed in range(1, repeat + 1):
         arrivals = {share: poisson(share / REQUEST_S, seconds, seed) for share in loads}
         online: dict[float, Window] = {}
         own: dict[float, Window] = {}
-        for policy in POLICIES:
+        for policy in policies:
             lane = policy == "lane"
             daemons = "reservations" if lane else policy
             with open_experiment(device, daemons, sizes, lane=lane) as experiment:
