@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import socket
-import threading
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -35,8 +34,6 @@ __all__ = ["cuda_interface"]
 
 _MOST_PIECES = 64
 """At least as many as the daemon sends at once."""
-
-_ASKING = threading.Lock()  # the daemon sends the next message when one was taken
 
 Piece = tuple[int, int, Any]
 """A piece's offset in the arena, its size, and the driver's handle."""
@@ -155,7 +152,7 @@ def _mapped(array: Any, gpu: ProcessGpu) -> Operation[MappedArray]:
         pieces: list[Piece] = []
         host = first = 0
         while first < allocation.size:
-            with _ASKING:
+            with core.exporting:
                 now, memory = yield _asking(allocation, first, 0 if before is None else before.host)
                 if memory is None:
                     assert isinstance(before, MappedArray)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable
@@ -111,6 +112,7 @@ class ProtocolState:
         resumable: what can go on with another daemon; None: the session ends with its daemon.
         checking: tells the checking mode about arrays, a `gpud_client.checking.Checking`; None: the
             session does not check.
+        exporting: held by who asks for memory of an array, and has not taken it yet.
         events: takes those that the daemon sends, and None when the session ends; None: they are
             dropped.
     """
@@ -130,6 +132,7 @@ class ProtocolState:
         self.workloads: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.resumable: Resumable | None = None
         self.checking: Any = None
+        self.exporting = threading.Lock()
         self.events: SimpleQueue[dict[str, Any] | None] | None = None
         self._descriptors: deque[int] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)

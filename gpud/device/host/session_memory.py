@@ -43,8 +43,8 @@ _PIECE_BYTES = 32 << 20
 """Most that is committed, released or copied in one step, before another session's turn."""
 
 _PARTS = 64
-"""In as many allocations memory is divided of which the end is to be given back, or in larger ones
-of `_PIECE_BYTES`."""
+"""Memory of which the end is to be given back is divided into as many allocations, or more: none
+is larger than `_PIECE_BYTES`."""
 
 _ARENAS = -1
 """The queue for opening and closing arenas: in order, since one may reuse another's address."""
@@ -205,20 +205,10 @@ class SessionMemory:
         arena = self._arena(command.session)
         done: list[tuple[int, int]] = []
         most = command.size // _PARTS if command.shrinks else None
-        closing: Callable[[], bool] | None = None
         try:
             for offset, size in _pieces(command):
-                while True:
-                    try:
-                        arena.commit(offset, size, from_file=command.from_file, most=most)
-                        break
-                    except OutOfMemory:
-                        # The front counts the memory of sessions that have ended as free.
-                        if closing is None:
-                            closing = self._thread.waiting(_closes)
-                        if not closing():
-                            raise
-                        yield
+                back = partial(arena.commit, offset, size, from_file=command.from_file, most=most)
+                yield from self._when_closed(back)
                 done.append((offset, size))
                 yield
         except GpudError:
@@ -226,6 +216,22 @@ class SessionMemory:
                 arena.release(offset, size)
             raise
         self._send(m.Replied(command.ticket))
+
+    def _when_closed(self, back: Callable[[], None]) -> Iterator[None]:
+        """Call ``back``; if memory lacks, again as arenas are closed that wait for it now.
+
+        The front counts the memory of sessions that have ended as free.
+        """
+        closing: Callable[[], bool] | None = None
+        while True:
+            try:
+                back()
+                return
+            except OutOfMemory:
+                closing = closing or self._thread.waiting(_closes)
+                if not closing():
+                    raise
+            yield
 
     def _in_pieces(self, command: m.Release | m.Upload | m.Download) -> Iterator[None]:
         arena = self._arena(command.session)
