@@ -155,7 +155,7 @@ GPU_TESTS := conformance work_shares resizing bounds_checks faults adapters mapp
 # They may hang, so they are the last.
 GPU_LAST := partitions endless
 GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)
-GPU_FIGURES := machine waits rewrite_cost release_latency launch_cost resize random_resizes shares lanes turns load_beside
+GPU_FIGURES := machine waits rewrite_cost release_latency launch_cost resize random_resizes shares lanes turns region_moves load_beside
 GPU_SYSTEMS := gpud gpud_floor streams processes green
 # Only by name, and only where MPS may be used: they start an MPS control daemon, and end it.
 GPU_MPS := mps mps_limited

@@ -142,6 +142,7 @@ STEPS: tuple[Step, ...] = (
     _test("mapped_arrays", 60),
     # No trial: its programs are processes of their own, without the model.
     Step("bench-turns", 150, "bench/gpu/turns.py", more=("--rounds", "1"), trial=None),
+    _bench("region_moves", 40, trial="--mib 16 --rounds 1"),
     # No trial: the model does not know the task block of a fault, which these tests check.
     _test("bounds_checks", 120, several=True),
     _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),

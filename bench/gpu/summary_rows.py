@@ -229,6 +229,17 @@ def _lanes(_: str, found: Result) -> Iterator[tuple[str, str]]:
             )
 
 
+def _region_moves(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    for row in found["rows"]:
+        yield (
+            f"{row['bytes'] >> 20} MiB that a program keeps: to host memory and back, of a copy",
+            (
+                f"{row['leave_of_copy']:.2f} ({row['leave_gb_s']:.1f} GB/s), "
+                f"{row['come_of_copy']:.2f} ({row['come_gb_s']:.1f} GB/s)"
+            ),
+        )
+
+
 _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "tests_*": _tests,
     "sanitize_*": _sanitize,
@@ -243,6 +254,7 @@ _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "random_resizes": _random_resizes,
     "shares": _shares,
     "lanes": _lanes,
+    "region_moves": _region_moves,
 }
 """By the pattern of a result's name."""
 

@@ -154,6 +154,7 @@ REACHING: dict[str, list[tuple[Make, Any]]] = {
     "GrowWorkload": [(lambda s, r: wm.GrowWorkload(r, s.workload, 8192), "unknown-name")],
     "CloseWorkload": [(lambda s, r: wm.CloseWorkload(r, s.workload), "unknown-name")],
     "FitWorkload": [(lambda s, r: wm.FitWorkload(s.workload, 4096, 0, 0), "unknown-name")],
+    "RegionMoved": [(lambda s, r: wm.RegionMoved(s.workload, 0), "unknown-name")],
 }
 
 REACHING |= {
@@ -180,7 +181,9 @@ REACHING |= {
     "Drain": [(lambda s, r: wm.Drain(r), "invalid-argument")],
 }
 
-UNNUMBERED = (wm.Unload, wm.Free, wm.Upload, wm.EndIteration, wm.FitWorkload, wm.CancelLaunch)
+UNNUMBERED = (
+    wm.Unload, wm.Free, wm.Upload, wm.EndIteration, wm.FitWorkload, wm.RegionMoved, wm.CancelLaunch,
+)  # fmt: skip
 """What is refused with request 0."""
 
 HARMLESS = {

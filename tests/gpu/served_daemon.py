@@ -67,6 +67,11 @@ class Served:
         return gc.connect(self.path)
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables of clients that shall find it."""
+        return {**os.environ, "GPUD_SOCKET": self.path}
+
+    @property
     def device(self) -> Any:
         """The front's record of the device."""
         return self.daemon.devices[0]

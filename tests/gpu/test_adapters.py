@@ -37,17 +37,23 @@ def outcome(process: subprocess.Popen[str]) -> Any:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("movable", [False, True], ids=["there", "movable"])
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_two_programs_in_turns_compute_what_they_do_alone(gpu: Any, name: str) -> None:
+def test_two_programs_in_turns_compute_what_they_do_alone(
+    gpu: Any, name: str, *, movable: bool
+) -> None:
     if importlib.util.find_spec(FRAMEWORKS[name]) is None:
         pytest.skip(f"{FRAMEWORKS[name]} is not installed")
     alone = outcome(started(name, dict(os.environ)))
     with DaemonProcess() as daemon:
-        # Twice 256 + 64 MiB and once 128 MiB: the third part has to be shared.
-        daemon.serve("--device", "cuda:0", "--memory", "832MiB", "--turn-slice", "20ms")
-        both = [started(name, daemon.environment, "--turns") for _ in range(2)]
+        # Twice 256 + 64 MiB and once 128 MiB: the third part has to be shared. Or once 256 + 64.
+        size = "512MiB" if movable else "832MiB"
+        daemon.serve("--device", "cuda:0", "--memory", size, "--turn-slice", "20ms")
+        options = ("--turns", "--movable") if movable else ("--turns",)
+        both = [started(name, daemon.environment, *options) for _ in range(2)]
         found = [outcome(one) for one in both]
         assert not daemon.bugs()
     assert [one["values"] for one in found] == [alone["values"]] * 2
     assert all(one["turns"] >= 1 for one in found)
     assert sum(one["turns"] for one in found) > 3, "they were to take turns"
+    assert any(one["moved_bytes"] for one in found) == movable

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import load_beside, machine, random_resizes, record, resize, shares, waits
+from bench.gpu import (
+    load_beside,
+    machine,
+    random_resizes,
+    record,
+    region_moves,
+    resize,
+    shares,
+    waits,
+)
 from bench.gpu.instrumentation import driver
 from bench.gpu.instrumentation.busy_kernel import BusyKernel
 from bench.gpu.instrumentation.calls_beside import calls
@@ -128,3 +137,12 @@ def test_a_read_of_a_word_takes_time(gpu: Gpu) -> None:
     assert len(found) == 4
     found |= waits.leaves(BusyKernel(gpu, PATIENT_S))
     assert all(took > 0 for took in found.values())
+
+
+def test_moves_are_measured_beside_a_copy_and_leave_nothing(gpu: Gpu) -> None:
+    before = dict(gpu.cu.alive)
+    found = region_moves.measured(gpu, 5 << 20, 2)
+    assert found["bytes"] == 5 << 20
+    assert min(found.values()) > 0
+    assert found["leave_of_copy"] == pytest.approx(found["leave_gb_s"] / found["copy_out_gb_s"])
+    assert {name: n for name, n in gpu.cu.alive.items() if n} == before

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import gpud_client as gc
+from gpud.device.cpu.device import CPUDevice
 from tests.integration.daemon_world import World
 
 
@@ -29,3 +30,10 @@ def gpu(server: gc.Session) -> Iterator[gc.Session]:
     """Another session of it."""
     with gc.connect(server.path) as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[CPUDevice]:
+    """Runs the kernels of a model of the driver in this process."""
+    with CPUDevice(1) as device:
+        yield device

@@ -10,7 +10,6 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,18 +27,12 @@ from gpud_client.workloads.kinds import Allocated, Event, Freed, needed_sizes
 from tests.driver_model import CPUDriver
 from tests.gpu.host_process import MEMORY_BYTES
 from tests.gpu.served_daemon import Served
+from tests.integration.mapped_programs import MIB, Program, running, usage
 from tests.support.record_pytorch import train as train_with_pytorch
 from tests.support.waiting import until
 from tests.unit.client.test_kinds import RECORDING
 
 GRANULE = 2 << 20
-MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def cpu() -> Iterator[CPUDevice]:
-    with CPUDevice(1) as device:
-        yield device
 
 
 @pytest.fixture(scope="module")
@@ -49,45 +42,6 @@ def served() -> Iterator[Served]:
         yield daemon
     finally:
         daemon.close()
-
-
-class Program:
-    """A program with a driver of its own and a framework that allocates."""
-
-    def __init__(self, served: Served, cpu: CPUDevice, **terms: Any) -> None:
-        self.driver = CPUDriver(cpu, MEMORY_BYTES)
-        self.session = served.connect()
-        gpu = ProcessGpu(driver=Driver(self.driver))
-        self.memory = FrameworkMemory(self.session, gpu=gpu, **terms)
-        self.bytes = self.driver.memory  # fails where nothing is mapped
-
-    def fill(self, address: int, size: int, value: int) -> None:
-        """Do what a kernel would."""
-        self.bytes.write(address, bytes([value]) * size)
-
-    def holds(self, address: int, size: int, value: int) -> bool:
-        """Read what a kernel would."""
-        return self.bytes.read(address, size) == bytes([value]) * size
-
-    def close(self) -> None:
-        self.memory.close()
-        self.session.close()
-        assert {name: n for name, n in self.driver.alive.items() if n and name != "module"} == {}
-
-
-@contextmanager
-def running(served: Served, cpu: CPUDevice, **terms: Any) -> Iterator[Program]:
-    program = Program(served, cpu, **terms)
-    try:
-        yield program
-    finally:
-        program.close()
-
-
-def usage(served: Served) -> dict[str, Any]:
-    with served.connect() as gpu:
-        answer: dict[str, Any] = gpu.query("workloads")
-        return answer
 
 
 def train(program: Program, value: int, iterations: int) -> bool:
@@ -196,13 +150,18 @@ def test_recorded_programs_of_pytorch_take_turns_and_their_sizes_are_learned(
     assert usage(served)["workloads"] == []
 
 
-@pytest.mark.parametrize("steps", [True, False], ids=["steps", "blocks"])
+@pytest.mark.parametrize("case", ["steps", "blocks", "moves"])
 def test_whatever_a_framework_does_it_keeps_its_values(
-    served: Served, cpu: CPUDevice, *, steps: bool
+    served: Served, cpu: CPUDevice, case: str
 ) -> None:
+    steps, moves = case != "blocks", case == "moves"
+    together = threading.Barrier(3)
+
     def run(seed: int) -> int:
         chance, wrong = random.Random(seed), 0
         terms: dict[str, Any] = {"persistent": "8MiB", "temporary": "4MiB", "offset": "8MiB"}
+        if moves:  # two of three fit
+            terms |= {"persistent": "16MiB", "movable": True}
         with running(served, cpu, **terms) as program:
             memory, alive = program.memory, dict[int, tuple[int, int]]()
 
@@ -223,8 +182,9 @@ def test_whatever_a_framework_does_it_keeps_its_values(
                         program.fill(address, *alive[address])
                 return bad
 
-            wrong += act()
-            for _ in range(20):
+            wrong += 0 if moves else act()
+            together.wait(20)
+            for _ in range(600 if moves else 20):
                 if steps:
                     memory.step()
                     wrong += act()
@@ -236,8 +196,10 @@ def test_whatever_a_framework_does_it_keeps_its_values(
                 wrong += not program.holds(address, size, value)
         return wrong
 
+    before = usage(served)["moved"]["moved_bytes"]
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(run, range(3))) == [0, 0, 0]
+    assert (usage(served)["moved"]["moved_bytes"] > before) == moves
 
 
 def test_a_framework_that_frees_what_it_never_allocated_is_told(

@@ -34,12 +34,6 @@ extern "C" __global__ void twice(int* x) { x[blockIdx.x * blockDim.x + threadIdx
 
 
 @pytest.fixture(scope="module")
-def cpu() -> Iterator[CPUDevice]:
-    with CPUDevice(1) as device:
-        yield device
-
-
-@pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     daemon = Served(memory="100%", session_memory="100%", user_memory="100%")
     yield daemon

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.served_daemon import Served
 from tests.support.daemon_process import DaemonProcess
 
 STEP = r"""
@@ -40,7 +41,7 @@ def serving(*options: str) -> Iterator[DaemonProcess]:
         assert not daemon.bugs()
 
 
-def gpuctl(daemon: DaemonProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+def gpuctl(daemon: DaemonProcess | Served, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run gpuctl."""
     return subprocess.run(
         [

@@ -1,8 +1,9 @@
 """Trains something with a framework on a GPU, alone or in turns; prints what came of it as JSON.
 
-    python tests/support/train_on_gpu.py pytorch|cupy|numba [--turns]
+    python tests/support/train_on_gpu.py pytorch|cupy|numba [--turns [--movable]]
 
-With ``--turns`` its adapter is installed, for the daemon that ``GPUD_SOCKET`` names.
+With ``--turns`` its adapter is installed, for the daemon that ``GPUD_SOCKET`` names; with
+``--movable`` what it keeps may be in host memory between its turns.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def with_cupy(memory: Any) -> list[float]:
     """Descend to a goal; the distances."""
     import cupy
 
-    goal = cupy.linspace(0, 1, N, dtype=cupy.float32)
-    weights = cupy.zeros(N, cupy.float32)
+    with memory.iteration() if memory else nullcontext():
+        goal = cupy.linspace(0, 1, N, dtype=cupy.float32)
+        weights = cupy.zeros(N, cupy.float32)
     distances = []
     for _ in range(ITERATIONS):
         with memory.iteration() if memory else nullcontext():
@@ -68,8 +70,9 @@ def with_numba(memory: Any) -> list[float]:
         weights[i] -= np.float32(0.2) * gradient[i]
 
     values = np.linspace(0, 1, N, dtype=np.float32)
-    goal = cuda.to_device(values)
-    weights = cuda.to_device(np.zeros(N, np.float32))
+    with memory.iteration() if memory else nullcontext():
+        goal = cuda.to_device(values)
+        weights = cuda.to_device(np.zeros(N, np.float32))
     distances = []
     for _ in range(ITERATIONS):
         with memory.iteration() if memory else nullcontext():
@@ -84,19 +87,21 @@ def main() -> None:
     """Train."""
     name = sys.argv[1]
     train = {"pytorch": with_pytorch, "cupy": with_cupy, "numba": with_numba}[name]
-    memory, session, turns = None, None, 0
+    memory, session, turns, moved = None, None, 0, 0
     if "--turns" in sys.argv:
         import importlib
 
         import gpud_client as gc
 
         session = gc.connect()
-        memory = importlib.import_module(f"gpud_client.adapters.{name}").install(session, **SIZES)
+        adapter = importlib.import_module(f"gpud_client.adapters.{name}")
+        memory = adapter.install(session, **SIZES, movable="--movable" in sys.argv)
     found = train(memory)
     if memory is not None and session is not None:
-        rows = session.query("workloads")["workloads"]
+        seen = session.query("workloads")
+        rows, moved = seen["workloads"], seen["moved"]["moved_bytes"]
         turns = next(row["turns"] for row in rows if row["workload"] == memory.workload._number)
-    print(json.dumps({"values": found, "turns": turns}))
+    print(json.dumps({"values": found, "turns": turns, "moved_bytes": moved}))
 
 
 if __name__ == "__main__":

@@ -25,15 +25,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
 import numpy as np
 
-from gpud.errors import InvalidArgument
+from gpud.errors import ConnectionLost, InvalidArgument, UnknownName
 from gpud.units import byte_size
+from gpud_client.adapters.kept_memory import KeptMemory
 from gpud_client.adapters.mapped import MappedRange, MappedZone, ProcessGpu
-from gpud_client.adapters.mapped_workload import MappedTurn, open_mapped
+from gpud_client.adapters.mapped_workload import MappedTurn, gpu_of_daemon, open_mapped
 from gpud_client.adapters.parts import ProfileParts
 from gpud_client.devices import Device
 from gpud_client.workloads.kinds import (
@@ -63,6 +64,7 @@ class Terms(TypedDict, total=False):
     temporary: int | str | None
     offset: int | str
     weight: int
+    movable: bool
     device: Device | int | None
     gpu: ProcessGpu | None
     profiled_iterations: int
@@ -89,6 +91,8 @@ class FrameworkMemory:
         temporary: bytes that live within an iteration; None: learned.
         offset: room in which the persistent memory can grow.
         weight: the length of its turns beside those of others.
+        movable: whether what persists may be in the machine's memory while others have their turns;
+            with both sizes. The framework allocates, and uses its memory, within iterations only.
         device: the daemon's device; None: its only GPU.
         gpu: the GPU in this process; None: ``cuda:0``.
         profiled_iterations: how many iterations are profiled.
@@ -112,11 +116,12 @@ class FrameworkMemory:
         temporary: int | str | None = None,
         offset: int | str = OFFSET,
         weight: int = 1,
+        movable: bool = False,
         device: Device | int | None = None,
         gpu: ProcessGpu | None = None,
         profiled_iterations: int = 1,
     ) -> None:
-        on = _gpu_of(session, device)
+        on = gpu_of_daemon(session, device)
         self._gpu = ProcessGpu() if gpu is None else gpu
         if self._gpu.name != on.name:
             raise InvalidArgument(
@@ -129,14 +134,14 @@ class FrameworkMemory:
         ]
         room = self._gpu.whole(byte_size(offset))
         wanted = sizes[0], sizes[1], room
-        self.workload = open_mapped(session, on, wanted, weight, self._gpu.granule)
+        self.workload = open_mapped(session, on, wanted, weight, self._gpu.granule, movable=movable)
         self.workload.on_recall = self._recalled
         self._learner = KindLearner(profiled_iterations)
         self._profiled = False
         self._lock = threading.RLock()
         self._blocks: dict[int, _Block] = {}
-        self._persistent = MappedRange(self._gpu)
-        self._profile = MappedRange(self._gpu)
+        self._kept = KeptMemory(self._gpu, self.workload, self._parts_of)
+        self._persistent, self._profile = self._kept.persistent, self._kept.profile
         self._profile_parts = ProfileParts(self.workload.temporary, self._gpu.granule)
         self._events: list[Event] = []
         self._zone = MappedZone(self._gpu)
@@ -160,10 +165,15 @@ class FrameworkMemory:
 
         Raises:
             OutOfMemory: neither kind of the workload's memory has room.
-            InvalidArgument: it is closed.
+            InvalidArgument: it is closed; or it is movable, and this is in no iteration.
         """
         with self._lock:
             self._check_open()
+            if self.workload.movable and not self._within:
+                raise InvalidArgument(
+                    f"workload {self.workload.id} is movable: allocate within an iteration, such "
+                    "as the first"
+                )
             self._catch_up(stream)
             one = self._learner.allocated(max(1, size))
             try:
@@ -296,11 +306,11 @@ class FrameworkMemory:
                 self.workload.leave(self._turn)
             self._turn = None
             self._zone.close()
-            self._persistent.close()
-            self._profile.close()
+            self._kept.close()
             self._gpu.close()
             if not lost:
-                self.workload.close()
+                with suppress(UnknownName):  # somebody who manages the daemon has ended it
+                    self.workload.close()
 
     # -- helpers
 
@@ -352,8 +362,18 @@ class FrameworkMemory:
             if not self._learner.profiling:
                 self._give_up_turn()
 
+    def _parts_of(self, memory: MappedRange) -> list[tuple[int, int]]:
+        """Return offset and bytes of what lies in memory that is this process's own."""
+        place = _PERSISTENT if memory is self._persistent else _PROFILE
+        blocks = self._blocks.copy().values()
+        return [(block.offset, block.one.size) for block in blocks if block.place == place]
+
     def _take_turn(self) -> None:
-        turn = self.workload.enter()
+        try:
+            turn = self.workload.enter()
+        except ConnectionLost:
+            self._kept.rescue()
+            raise
         descriptor = self.workload.zone_socket()
         try:
             if descriptor is not None:
@@ -380,9 +400,10 @@ class FrameworkMemory:
             self._held[address] = self._gpu.read(address, block.one.size)
             self.held_bytes += block.one.size
         self._zone.unmap()
-        self.workload.leave(turn)
-        if not self._profiled and not self._learner.profiling:
-            self._end_profile()
+        with self._kept.lock:  # it may be asked for as soon as the turn is left
+            self.workload.leave(turn)
+            if not self._profiled and not self._learner.profiling:
+                self._end_profile()
 
     def _recalled(self) -> None:
         """Others want the device: give the turn up now, if no iteration is under way."""
@@ -411,18 +432,3 @@ class FrameworkMemory:
             self.workload.fit(self._gpu.whole(needed_sizes(self._events).temporary))
         self._events.clear()
         self._temporary_parts = MemoryRange(0, self.workload.temporary, ())
-
-
-def _gpu_of(session: Any, device: Device | int | None) -> Device:
-    """Return the daemon's GPU."""
-    every: list[Device] = list(session.devices)
-    if device is not None:
-        named: Device = session._on(device)
-        return named
-    gpus = [one for one in every if one.arrays == "copied"]
-    if len(gpus) != 1:
-        names = ", ".join(f"{one.index}: {one.name}" for one in every)
-        raise InvalidArgument(
-            f"the daemon serves {len(gpus)} GPUs ({names}): name the device that is to be used"
-        )
-    return gpus[0]

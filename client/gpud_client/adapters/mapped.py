@@ -168,24 +168,28 @@ class MappedRange:
 
     Attributes:
         address: of the first byte.
-        backed_bytes: how much memory there is.
     """
 
     def __init__(self, gpu: ProcessGpu) -> None:
         self._gpu = gpu
-        self._backed: set[int] = set()  # granules, each an allocation of its own
+        self._runs: dict[int, int] = {}  # granules, each run an allocation: first number, end
+        self._backed: set[int] = set()  # the same ones
+        self._unmapped: set[int] = set()  # the first numbers of runs without memory now
         self.address = gpu.reserve(gpu.memory_bytes)
 
     @property
     def backed_bytes(self) -> int:
-        """How much memory there is behind the addresses."""
+        """How much memory there is behind the addresses, or is to be again."""
         return len(self._backed) * self._gpu.granule
 
     def pieces(self, parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return (offset, end) of the granules in which ``parts``, (offset, size), lie."""
-        granule = self._gpu.granule
+        """Return (offset, end) of the granules in which ``parts``, (offset, size), lie, joined."""
+        return self._joined({number for part in parts for number in self._granules(*part)})
+
+    def backed_pieces(self, parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return those of them that have memory behind them."""
         numbers = {number for part in parts for number in self._granules(*part)}
-        return [(number * granule, (number + 1) * granule) for number in sorted(numbers)]
+        return self._joined(numbers & self._backed)
 
     def back(self, offset: int, size: int) -> None:
         """Have memory behind ``[offset, offset + size)``.
@@ -193,22 +197,53 @@ class MappedRange:
         Raises:
             OutOfMemory: the GPU has too little left; what was backed meanwhile stays so.
         """
-        gpu = self._gpu
-        for number in self._granules(offset, size):
-            if number not in self._backed:
-                handle = gpu.create(gpu.granule)
-                try:
-                    gpu.map(self.address + number * gpu.granule, gpu.granule, handle)
-                    self._backed.add(number)
-                finally:
-                    gpu.release(handle)  # mapped, it stays
+        for first, end in _runs(set(self._granules(offset, size)) - self._backed):
+            self._map(first, end)
+            self._runs[first] = end
+            self._backed.update(range(first, end))
+
+    def unmap(self) -> None:
+        """Give all memory up until `map_again`; nothing uses it any more."""
+        for first in self._runs.keys() - self._unmapped:
+            self._unmap(first)
+
+    def map_again(self) -> None:
+        """Have new memory where it was given up.
+
+        Raises:
+            OutOfMemory: the GPU has too little left; what was given up stays so.
+        """
+        with ExitStack() as undo:
+            for first in sorted(self._unmapped):
+                self._map(first, self._runs[first])
+                self._unmapped.discard(first)
+                undo.callback(self._unmap, first)
+            undo.pop_all()
 
     def close(self) -> None:
         """Give up all memory, and the addresses."""
-        granule = self._gpu.granule
-        while self._backed:
-            self._gpu.unmap(self.address + self._backed.pop() * granule, granule)
+        self.unmap()
+        self._runs.clear()
+        self._unmapped.clear()
+        self._backed.clear()
         self._gpu.free_addresses(self.address, self._gpu.memory_bytes)
+
+    def _map(self, first: int, end: int) -> None:
+        gpu, size = self._gpu, (end - first) * self._gpu.granule
+        handle = gpu.create(size)
+        try:
+            gpu.map(self.address + first * gpu.granule, size, handle)
+        finally:
+            gpu.release(handle)  # mapped, it stays
+
+    def _unmap(self, first: int) -> None:
+        granule = self._gpu.granule
+        self._gpu.unmap(self.address + first * granule, (self._runs[first] - first) * granule)
+        self._unmapped.add(first)
+
+    def _joined(self, numbers: set[int]) -> list[tuple[int, int]]:
+        granule = self._gpu.granule
+        return [(first * granule, end * granule) for first, end in _runs(numbers)]
 
     def _granules(self, offset: int, size: int) -> range:
         granule = self._gpu.granule
@@ -264,6 +299,17 @@ class MappedZone:
         """Give up the zone and the addresses."""
         self.unmap()
         self._gpu.free_addresses(self.address, self._gpu.memory_bytes)
+
+
+def _runs(numbers: set[int]) -> list[tuple[int, int]]:
+    """Return (first, end) of each run of adjacent numbers."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
+        else:
+            runs.append((number, number + 1))
+    return runs
 
 
 def gpu_of(uuid: str) -> ProcessGpu:

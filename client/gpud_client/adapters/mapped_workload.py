@@ -15,7 +15,10 @@ from gpud_client.devices import Device
 from gpud_client.workloads.faces import BlockingTurn, BlockingWorkload
 from gpud_client.workloads.workload import open_workload
 
-__all__ = ["MappedTurn", "MappedWorkload", "open_mapped"]
+__all__ = ["MappedTurn", "MappedWorkload", "gpu_of_daemon", "open_mapped"]
+
+_LONGEST = 1024
+"""Of what a program says went wrong, in characters."""
 
 _OWN = "the memory of this workload is mapped by its program: allocate with the program's framework"
 
@@ -32,6 +35,8 @@ class MappedWorkload(BlockingWorkload[Any, MappedTurn]):
 
     Attributes:
         on_recall: called on another thread when others want the device.
+        on_move: called on another thread when what it keeps is to go to the machine's memory
+            (True), or to come back (False), of which `moved` is to tell.
     """
 
     _turn_class = MappedTurn
@@ -39,6 +44,7 @@ class MappedWorkload(BlockingWorkload[Any, MappedTurn]):
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
         self.on_recall: Callable[[], None] = lambda: None
+        self.on_move: Callable[[bool], None] = lambda away: self.moved(0)  # it keeps nothing yet
         self._socket: int | None = None
         self._granule = 1
         self._kept = 0  # bytes that persist outside of the range
@@ -124,6 +130,14 @@ class MappedWorkload(BlockingWorkload[Any, MappedTurn]):
             self._recalled = True
         self.on_recall()
 
+    def moved(self, size: int, error: str = "") -> None:
+        """Say that what it keeps was moved, of which ``size`` bytes were copied, or why not."""
+        if not self.closed:
+            self._notify(wm.RegionMoved(self._number, size, error[:_LONGEST]))
+
+    def _move(self, *, away: bool) -> None:
+        self.on_move(away)
+
     def _zone_lent(self, descriptor: int) -> None:
         self._drop_socket()
         self._socket = descriptor
@@ -145,6 +159,8 @@ def open_mapped(
     sizes: tuple[int | None, int | None, int],
     weight: int,
     granule: int,
+    *,
+    movable: bool = False,
 ) -> MappedWorkload:
     """Open a workload on a GPU whose memory this program maps itself; waits until there is room.
 
@@ -155,14 +171,40 @@ def open_mapped(
             room to grow.
         weight: the length of its turns beside those of others.
         granule: bytes in multiples of which the persistent memory grows.
+        movable: whether what it keeps may be in the machine's memory between its turns.
 
     Raises:
         OutOfMemory: the GPU can never hold it.
     """
-    opening = open_workload(session, MappedWorkload, device, sizes, weight, mapped=True)
+    opening = open_workload(
+        session, MappedWorkload, device, sizes, weight, mapped=True, movable=movable
+    )
     workload: MappedWorkload = session._channel.run(opening)
     workload._granule = granule
     return workload
+
+
+def gpu_of_daemon(session: Any, device: Device | int | None) -> Device:
+    """Return the daemon's GPU.
+
+    Args:
+        session: the connection to the daemon.
+        device: which; None: its only one.
+
+    Raises:
+        InvalidArgument: it serves none, or several.
+    """
+    every: list[Device] = list(session.devices)
+    if device is not None:
+        named: Device = session._on(device)
+        return named
+    gpus = [one for one in every if one.arrays == "copied"]
+    if len(gpus) != 1:
+        names = ", ".join(f"{one.index}: {one.name}" for one in every)
+        raise InvalidArgument(
+            f"the daemon serves {len(gpus)} GPUs ({names}): name the device that is to be used"
+        )
+    return gpus[0]
 
 
 def _asks(request: Request) -> Operation[Any]:

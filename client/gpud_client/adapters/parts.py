@@ -51,9 +51,9 @@ class ProfileParts:
     def restrict(self, pieces: Sequence[tuple[int, int]]) -> None:
         """Have room only within ``pieces``, sorted (offset, end), in which all parts lie."""
         first = self._first_large
-        below = [(start, end) for start, end in pieces if end <= first]
-        self._small.restrict(below)
-        self._large.restrict((start - first, end - first) for start, end in pieces if end > first)
+        self._small.restrict((start, min(end, first)) for start, end in pieces if start < first)
+        large = [(max(start, first), end) for start, end in pieces if end > first]
+        self._large.restrict((start - first, end - first) for start, end in large)
 
     def _whole(self, size: int) -> int:
         return -(-size // self._granule) * self._granule

@@ -50,6 +50,7 @@ from gpud.wire.messages import (
     LaneOpened,
     LaunchEnded,
     Measured,
+    MoveRegion,
     OpenLane,
     Submit,
     TurnRecalled,
@@ -109,6 +110,7 @@ class ProtocolState:
             being resumed.
         advice: what to do when the connection is lost.
         workloads: by number.
+        moves: of workloads that this process does not know yet, what the daemon asks for.
         resumable: what can go on with another daemon; None: the session ends with its daemon.
         checking: tells the checking mode about arrays, a `gpud_client.checking.Checking`; None: the
             session does not check.
@@ -130,6 +132,7 @@ class ProtocolState:
         self.new_arenas = self.arenas
         self.advice = ""
         self.workloads: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.moves: dict[int, bool] = {}
         self.resumable: Resumable | None = None
         self.checking: Any = None
         self.exporting = threading.Lock()
@@ -314,6 +317,12 @@ class ProtocolState:
             workload = self.workloads.get(message.workload)
             if workload is not None:
                 workload._recall()
+        elif kind is MoveRegion:
+            # The thread that has opened it may be about to add it: one of both takes the request.
+            self.moves[message.workload] = message.away
+            workload = self.workloads.get(message.workload)
+            if workload is not None and self.moves.pop(message.workload, None) is not None:
+                workload._move(away=message.away)
         elif kind is ArrayExported:
             descriptor = None
             if message.attached and self._descriptors:
@@ -385,6 +394,7 @@ class ProtocolState:
         for workload in list(self.workloads.values()):  # the next daemon does not know them
             workload._lose()
         self.workloads.clear()
+        self.moves.clear()
         self._drop_descriptors()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body = None

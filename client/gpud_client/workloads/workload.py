@@ -316,6 +316,9 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
     def _new_range(self) -> MemoryRange:
         return MemoryRange(*self._temporary, self._core.jobs.keys())
 
+    def _move(self, *, away: bool) -> None:
+        """Move what it keeps; the daemon asks only programs that map it themselves."""
+
     def _zone_lent(self, descriptor: int) -> None:
         """Take the descriptor of memory that the program maps; here there is no use for it."""
         os.close(descriptor)
@@ -371,6 +374,9 @@ def open_workload(
     workload = cls(session, opened, session._devices[opened.device], learns)
     workload._movable = movable
     core.workloads[opened.workload] = workload
+    early = core.moves.pop(opened.workload, None)
+    if early is not None:
+        workload._move(away=early)
     return workload
 
 

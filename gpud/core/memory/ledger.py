@@ -258,6 +258,16 @@ class Ledger:
         """Return the size of a device's zone."""
         return self._used.zones[device]
 
+    def check_limits(self, device: int, size: int) -> None:
+        """Check that a session with nothing else, and its user, may have ``size`` bytes.
+
+        Raises:
+            OutOfMemory: it is over a limit.
+        """
+        most, limit = self._used.most_of_one(device)
+        if whole_pages(size) > most:
+            raise OutOfMemory(size, most // PAGE_BYTES * PAGE_BYTES, limit=limit)
+
     def lend(self, session: SessionId, device: int, size: int, *, limited: bool = False) -> Address:
         """Return addresses for memory in the device's zone, near the end of the session's arena.
 
@@ -273,9 +283,8 @@ class Ledger:
         """
         self._user(session)
         self._check_device(device)
-        most, limit = self._used.most_of_one(device)
-        if limited and whole_pages(size) > most:
-            raise OutOfMemory(size, most // PAGE_BYTES * PAGE_BYTES, limit=limit)
+        if limited:
+            self.check_limits(device, size)
         allocator = self._allocator(session, device)
         address = allocator.lend(size)
         if address is None:

@@ -64,6 +64,7 @@ def message_table(
         wm.EndIteration: workloads.end_iteration,
         wm.GrowWorkload: workloads.grow,
         wm.FitWorkload: workloads.fit,
+        wm.RegionMoved: workloads.region_moved,
         wm.CloseWorkload: workloads.end,
         wm.SetSetting: configuration.set,
         wm.Reload: configuration.reload,

@@ -85,12 +85,12 @@ class WorkloadRows:
 
     def moved(self) -> dict[str, Any]:
         """Return what movable regions have in host memory, and how fast they move."""
-        mover = self._workloads.mover
+        movers = self._workloads.mover, self._workloads.programs
         return {
-            "away_bytes": mover.away_bytes,
+            "away_bytes": sum(one.away_bytes for one in movers),
             "most_bytes": self._workloads.manager.host_bytes,
-            "moved_bytes": mover.moved_bytes,
-            "moving_s": mover.moving_ns / 1e9,
+            "moved_bytes": sum(one.moved_bytes for one in movers),
+            "moving_s": sum(one.moving_ns for one in movers) / 1e9,
         }
 
     def _row(self, workload: Workload, now_ns: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class WorkloadRequests:
         self.end_iteration = workloads.end_iteration
         self.grow = workloads.grow
         self.fit = workloads.fit
+        self.region_moved = workloads.region_moved
         self.end = workloads.end
 
     def open(self, session: Session, message: wm.OpenWorkload) -> None:

@@ -75,10 +75,15 @@ class MappedMemory:
     def open_workload(self, workload: Workload, device: int, persistent: int) -> None:
         """Count a workload's persistent memory with its offset.
 
+        That of a movable one is counted as part of the room that all such have together.
+
         Raises:
             OutOfMemory, LimitExceeded, InternalError: as `Arenas.reserve`.
         """
         owner = workload.owner
+        if workload.movable:
+            self._arenas.ledger.check_limits(device, persistent)
+            persistent = 0
         self._arenas.reserve(owner.number, owner.uid, device, persistent)
         self._counted[workload.number] = workload, device, persistent
 

@@ -13,6 +13,7 @@ from gpud.errors import GpudError, OutOfMemory, UnknownName
 from gpud.server.state.access import user_name
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.mapped_memory import MappedMemory
+from gpud.server.state.program_moves import ProgramMoves
 from gpud.server.state.region_mover import Placed, RegionMover
 from gpud.server.state.workload import Workload, workload_name
 from gpud.server.state.workload_memory import WorkloadMemory
@@ -34,8 +35,8 @@ class WorkloadCommands:
     Args:
         workloads: all of them, by number.
         arenas: the memory of sessions' arrays.
-        memory: the workloads' memory, that of those whose programs map it themselves, and what
-            moves regions.
+        memory: the workloads' memory, that of those whose programs map it themselves, what moves
+            regions, and what has programs move them.
         records: gets events.
         feed: has the manager handle an event, after the commands of the one before.
         close: closes a workload.
@@ -48,14 +49,14 @@ class WorkloadCommands:
         self,
         workloads: dict[int, Workload],
         arenas: Arenas,
-        memory: tuple[WorkloadMemory, MappedMemory, RegionMover],
+        memory: tuple[WorkloadMemory, MappedMemory, RegionMover, ProgramMoves],
         records: Records,
         feed: Callable[[wk.Event], None],
         close: Callable[[Workload], None],
     ) -> None:
         self._all = workloads
         self._arenas = arenas
-        self._memory, self._mapped, self._mover = memory
+        self._memory, self._mapped, self._mover, self._programs = memory
         self._records = records
         self._feed = feed
         self._close = close
@@ -121,7 +122,7 @@ class WorkloadCommands:
         workload.device, workload.address, workload.reason = command.device, address, command.reason
         workload.lent = None if lent is None else (lent, command.temporary)
         workload.region_bytes = sizes[0]
-        if command.away:
+        if command.away and not workload.mapped:
             self._mover.note_away(workload.number, self._placed(workload))
         if arena is not None:
             file = self._arenas.file(arena)
@@ -227,12 +228,18 @@ class WorkloadCommands:
     def _evict(self, command: wk.Evict) -> None:
         workload = self._all[command.workload]
         done = partial(self._moved, workload, wk.Evicted)
-        self._mover.leave(workload.number, self._placed(workload), done)
+        if workload.mapped:
+            self._programs.leave(workload, done)
+        else:
+            self._mover.leave(workload.number, self._placed(workload), done)
 
     def _restore(self, command: wk.Restore) -> None:
         workload = self._all[command.workload]
         done = partial(self._moved, workload, wk.Restored)
-        self._mover.come_back(workload.number, self._placed(workload), done)
+        if workload.mapped:
+            self._programs.come_back(workload, done)
+        else:
+            self._mover.come_back(workload.number, self._placed(workload), done)
 
     def _placed(self, workload: Workload) -> Placed:
         assert workload.device is not None
@@ -256,6 +263,17 @@ class WorkloadCommands:
             f"the workload was ended, as what it keeps could not be moved: {error.message}"
         )
         self._close(workload)  # between its turns: no job of it runs
+
+    def name_late(self, workload: Workload, now_ns: int, for_ns: int) -> None:
+        """Name a program that has not moved what it keeps for a long time."""
+        for_s = for_ns / 1e9
+        _LOG.warning(
+            "workload %s (%s, user %s) was asked %.1f s ago to move what it keeps, and has not: "
+            "others wait for that; gpuctl workloads --end ends it",
+            workload_name(workload.number), workload.owner.program,
+            user_name(workload.owner.uid), for_s,
+        )  # fmt: skip
+        self.record("workload-moves-late", workload, now_ns, ("for_s", for_s))
 
     def _fit(self, command: wk.Fit) -> None:
         workload = self._all[command.workload]

@@ -26,6 +26,7 @@ from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.idle_turns import IdleTurns
 from gpud.server.state.mapped_memory import MappedMemory, ZoneOwner
+from gpud.server.state.program_moves import ProgramMoves
 from gpud.server.state.region_mover import RegionMover
 from gpud.server.state.session import Session
 from gpud.server.state.workload import Workload, workload_name
@@ -38,6 +39,8 @@ __all__ = ["Workloads"]
 
 _LOG = logging.getLogger(__name__)
 _NOBODY = "the workload has ended"
+_MOST_ENDINGS = 1000
+"""Of how many ended workloads it is known why."""
 
 
 class Workloads:
@@ -52,18 +55,22 @@ class Workloads:
         all: the workloads by number.
         manager: decides.
         mover: moves regions to host memory and back.
+        programs: has programs move those that they map themselves.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arenas: Arenas, records: Records) -> None:
         self._loop = loop
         self._arenas = arenas
         self.mover = RegionMover(arenas)
+        self.programs = ProgramMoves()
         self._memory = WorkloadMemory(arenas)
         self._mapped = MappedMemory(arenas)
         self._records = records
         self.manager = WorkloadManager(())
         self.all: dict[int, Workload] = {}
+        self._endings: dict[int, tuple[int, str]] = {}  # of ended ones: session, and why
         self._next = 1
+        self._overstay_ns = 0
         self._others: tuple[int, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._feeding = False
@@ -72,7 +79,7 @@ class Workloads:
         self._commands = WorkloadCommands(
             self.all,
             arenas,
-            (self._memory, self._mapped, self.mover),
+            (self._memory, self._mapped, self.mover, self.programs),
             records,
             self._feed,
             self._close,
@@ -98,11 +105,13 @@ class Workloads:
         self._commands.open_arena = open_arena
         self._mapped.set_up(zones)
         self.manager = WorkloadManager(sizes, settings, moved_bytes)
+        self._overstay_ns = settings.overstay_ns
         self._others = (0,) * len(sizes)
 
     def change_turns(self, settings: TurnSettings) -> None:
         """Use other settings for turns from now on."""
         self.manager.change_turns(settings)
+        self._overstay_ns = settings.overstay_ns
         self._set_timer()
 
     @property
@@ -127,8 +136,6 @@ class Workloads:
         device = message.device
         if message.mapped:
             self._mapped.check(device)
-        if message.mapped and message.movable:
-            raise InvalidArgument("what a program maps itself cannot be moved: leave out movable")
         if message.movable and message.persistent is None:
             raise InvalidArgument(
                 "a movable workload says what it needs: give persistent and temporary; "
@@ -226,6 +233,15 @@ class Workloads:
         workload.need = need
         self._feed(wk.Fitted(time.monotonic_ns(), workload.number, need))
 
+    def region_moved(self, session: Session, message: wm.RegionMoved) -> None:
+        """Note that a program has moved what a workload keeps; not answered.
+
+        Raises:
+            UnknownName: the session has no such workload.
+            InvalidArgument: it was not asked to.
+        """
+        self.programs.moved(self.own(session, message.workload), message)
+
     def end(self, session: Session, message: wm.CloseWorkload) -> None:
         """End a workload once the jobs submitted so far have ended; answered when it is done.
 
@@ -259,6 +275,7 @@ class Workloads:
         """Forget the workloads of a session, whose memory was freed."""
         for workload in [one for one in self.all.values() if one.owner.number == session]:
             self._close(workload, freed=True)
+        self._endings = {one: why for one, why in self._endings.items() if why[0] != session}
 
     def _close(self, workload: Workload, *, freed: bool = False) -> None:
         number = workload.number
@@ -267,11 +284,16 @@ class Workloads:
         if workload.request is not None:
             error = UnknownName(workload.ending or _NOBODY)
             workload.owner.fail(workload.request, error)
+        if workload.ending not in (None, _NOBODY):
+            self._endings[number] = workload.owner.number, workload.ending
+            if len(self._endings) > _MOST_ENDINGS:
+                del self._endings[next(iter(self._endings))]
         owner = workload.owner.number
         now_ns = time.monotonic_ns()
         if workload.device is not None:
             if workload.mapped:
                 self._mapped.close_workload(workload, freed=freed)
+                self.programs.forget(number)
             elif not freed:
                 self._memory.close_workload(
                     owner,
@@ -290,9 +312,16 @@ class Workloads:
         self._feed(wk.Paused(time.monotonic_ns(), device, on))
 
     def poll(self) -> None:
-        """Look whether memory for those that wait has become free. To be called periodically."""
+        """Look at what no event tells. To be called periodically.
+
+        Memory for workloads that wait may have become free, and a program may not have moved what
+        it keeps.
+        """
         if self.manager.waiting:
             self._feed(None)
+        now_ns = time.monotonic_ns()
+        for workload, for_ns in self.programs.late(now_ns, self._overstay_ns):
+            self._commands.name_late(workload, now_ns, for_ns)
 
     # -- helpers
 
@@ -304,6 +333,9 @@ class Workloads:
         """
         workload = self.all.get(number)
         if workload is None or workload.owner is not session:
+            of_session, why = self._endings.get(number, (None, ""))
+            if of_session == session.number:
+                raise UnknownName(why)
             raise UnknownName(
                 f"the session has no workload {workload_name(number)}; it was closed, or ended by "
                 "somebody who manages the daemon"

@@ -13,7 +13,9 @@ __all__ = [
     "EndIteration",
     "FitWorkload",
     "GrowWorkload",
+    "MoveRegion",
     "OpenWorkload",
+    "RegionMoved",
     "TurnRecalled",
     "WorkloadOpened",
     "ZoneLent",
@@ -129,6 +131,35 @@ class FitWorkload(NamedTuple):
     persistent: Annotated[int, uint(63, least=1), "bytes that live across iterations"]
     temporary: Annotated[int, uint(63), "bytes that live within an iteration, at most"]
     offset: Annotated[int, uint(63), "bytes by which it may grow; less if there is not as much"]
+
+
+@from_daemon(85)
+class MoveRegion(NamedTuple):
+    """A movable workload whose program maps its memory itself is to move what it keeps.
+
+    It is in no iteration. The program answers with `RegionMoved`, also where there is nothing to
+    move. Its next iteration begins when what it keeps is on the GPU.
+    """
+
+    workload: Workload
+    away: Annotated[
+        bool,
+        flag(),
+        "true: copy it to the machine's memory, and give the GPU's memory back; false: have memory "
+        "of the GPU at the same addresses again, and copy it there",
+    ]
+
+
+@from_client(36)
+class RegionMoved(NamedTuple):
+    """A `MoveRegion` was carried out, or failed. Not answered.
+
+    After a failure the workload is ended. A refusal is sent as `Failed` with request 0.
+    """
+
+    workload: Workload
+    size: Annotated[int, uint(63), "bytes that were copied"]
+    error: Annotated[str, text(1024), "why it failed, for people; empty: it did not"] = ""
 
 
 @from_client(34)

@@ -17,7 +17,16 @@ from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
 
 _UNASKED = frozenset(
-    (wm.Arena, wm.Began, wm.Happened, wm.LaneOpened, wm.LaunchEnded, wm.TurnRecalled, wm.ZoneLent)
+    (
+        wm.Arena,
+        wm.Began,
+        wm.Happened,
+        wm.LaneOpened,
+        wm.LaunchEnded,
+        wm.MoveRegion,
+        wm.TurnRecalled,
+        wm.ZoneLent,
+    )
 )
 
 
