@@ -464,6 +464,13 @@ def _free_too_soon(window: Window, workload: int) -> None:
     window._movable[workload] = window._movable[workload]._replace(place=Place.AWAY, start=None)
 
 
+def _not_for_the_next_one(device: WorkloadDevice, now_ns: int, commands: list[m.Command]) -> None:
+    if device.turns.phase is Phase.ITERATING and device.turns.since_ns == now_ns:
+        device.press()
+    else:
+        _MOVE(device, now_ns, commands)
+
+
 def _always_ready(device: WorkloadDevice, workload: int) -> bool:
     del device, workload
     return True
@@ -487,6 +494,7 @@ def _no_limit(device: WorkloadDevice, more: int = 0, window: int | None = None) 
 
 _PLAN = moves.plan
 _LEAVE = Window.leave
+_MOVE = WorkloadDevice.move
 _POSITION = Zones.position
 _GROW = Zones.grow
 _ANNOUNCE_ZONES = WorkloadManager._announce_zones
@@ -527,6 +535,7 @@ _ADMIT = WorkloadManager._admit
         (device_module, "plan", _all_return),
         (Window, "find", _onto_others),
         (Window, "leave", _free_too_soon),
+        (WorkloadDevice, "move", _not_for_the_next_one),
         (WorkloadDevice, "ready", _always_ready),
         (WorkloadDevice, "away_bytes", _no_limit),
     ],

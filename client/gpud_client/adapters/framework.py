@@ -298,19 +298,19 @@ class FrameworkMemory:
             if self._closed:
                 return
             self._closed = True
-            lost = self.workload.closed
             self._gpu.synchronize()
-            if self._turn is not None and not lost:
-                self._within = False
-                self._zone.unmap()
-                self.workload.leave(self._turn)
-            self._turn = None
+            self._within = False
+            turn, self._turn = self._turn, None
+            self._zone.unmap()
+            with suppress(ConnectionLost):
+                if turn is not None:
+                    self.workload.leave(turn)
             self._zone.close()
             self._kept.close()
             self._gpu.close()
-            if not lost:
-                with suppress(UnknownName):  # somebody who manages the daemon has ended it
-                    self.workload.close()
+            # With its daemon, or by somebody who manages that, the workload may have ended already.
+            with suppress(ConnectionLost, UnknownName):
+                self.workload.close()
 
     # -- helpers
 

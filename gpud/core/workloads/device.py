@@ -119,14 +119,15 @@ class WorkloadDevice:
         uses = turns.phase in (Phase.ITERATING, Phase.BETWEEN)
         there = not uses or turns.holder is None or self.ready(turns.holder)
         require(there, "the region of the workload that has the turn is not there")
+        moving = bool(window.at(Place.LEAVING) or window.at(Place.RETURNING))
+        require(moving or not turns.held, "a turn goes on for a region that does not move")
         following = turns.following()
         if turns.phase is Phase.BETWEEN and turns.waiting and not self.paused:
             require(following is not None or turns.pressed, "a workload waits for itself")
         if turns.phase is Phase.FREE and following is not None:
-            moving = window.at(Place.LEAVING) or window.at(Place.RETURNING)
             there = self.ready(following)
             require(self.paused or not there, "a workload waits while the turn is free")
-            require(there or bool(moving), "a workload waits for its region, and none is moving")
+            require(there or moving, "a workload waits for its region, and none is moving")
 
     def left(self, workload: int) -> None:
         """Note that a workload has gone."""

@@ -193,6 +193,7 @@ class WorkloadManager:
             device.press()
             turns.leased = not turns.pressed
             commands.append(Grant(workload, begins_turn, turns.leased))
+            device.move(now_ns, commands)  # for the next one: this turn may be without events
         overstaying = turns.overstays(now_ns)
         if overstaying is not None:
             commands.append(Overstay(overstaying, turns.since_ns, len(turns.waiting)))

@@ -12,7 +12,7 @@ turn (`holds`): a turn that ends before would leave the device idle.
 Properties:
     pinned: the region of the workload that has the turn does not leave;
     lazy: nothing moves unless a workload waits whose region is away;
-    alive: if a workload waits for its region, one is moving.
+    alive: if the turn is free or held, and the next workload waits for its region, one is moving.
 """
 
 from __future__ import annotations
