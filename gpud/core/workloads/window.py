@@ -6,9 +6,9 @@ begins, and be moved while others have theirs.
 
 Approach: movable regions lie in one common region of the persistent zone, the *window*, which is
 as large as all of them together if that fits, and at least as large as the largest. A region that
-comes back is placed such that, with all but the one that has the turn gone, what is free is in as
-large a piece as can be: so two at opposite ends of the window alternate, and one is moved while the
-other has its turn. `gpud.core.workloads.moves` decides which.
+comes back is placed such that, with all but the one that has the turn gone, and then with that gone
+as well, what is free is in as large a piece as can be: so two at opposite ends of the window
+alternate, and one is moved while the other has its turn. `gpud.core.workloads.moves` decides which.
 
 Properties:
     apart: regions that are on the device, or on their way, do not overlap, and lie in the window;
@@ -111,7 +111,8 @@ class Window:
             size: bytes.
             limit: the position at which the region has to end at the latest.
             without: workloads whose regions are taken as gone.
-            beside: the workload whose region stays; what else is free then shall be in one piece.
+            beside: the workload whose region stays; what else is free then shall be in one piece,
+                and as large as can be once that has gone, too.
         """
         taken = self._taken(without)
         starts = [0, *(end for _, end in taken)]
@@ -122,11 +123,12 @@ class Window:
                 places += [start, end - size]
         kept = None if beside is None else self._movable.get(beside)
         stays = [] if kept is None or kept.start is None else [(kept.start, kept.total)]
-        return min(
-            places,
-            key=lambda at: (-_largest_gap([*stays, (at, size)], limit), at),
-            default=None,
-        )
+
+        def worth(at: int) -> tuple[int, int, int]:
+            own = at, size
+            return -_largest_gap([*stays, own], limit), -_largest_gap([own], limit), at
+
+        return min(places, key=worth, default=None)
 
     def _taken(self, without: Collection[int]) -> list[tuple[int, int]]:
         """Return start and end of each region that is not away, by position."""
