@@ -51,7 +51,7 @@ def test_a_daemon_with_a_gpu_answers_for_every_message_and_gives_all_memory_back
         until(lambda: neighbour.query("status")["devices"][0]["memory_used_bytes"] == used)
         assert not neighbour.query("workloads")["workloads"]
         assert neighbour.query("status")["devices"][0]["restarts"] == 0
-    for kind in ("ExportArray", "OpenWorkload", "FitWorkload", "Download"):
+    for kind in ("ExportArray", "OpenWorkload", "FitWorkload", "RegionMoved", "Download"):
         assert sum(n for (what, _, _), n in outcomes.items() if what == kind) > 100
     bugs = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
     assert bugs == []

@@ -412,6 +412,7 @@ class Simulation:
         check(command.region.offset == need.whole.offset, "not the offset that it needs")
         check(command.temporary == need.whole.temporary, "not the temporary memory it needs")
         one.region, one.temporary = command.region, command.temporary
+        one.written = min(one.written, one.region.size)  # it does not need the rest
         one.kept, one.scratch = Arrays(one.region.size), Arrays(one.temporary)
 
     def _on_grow(self, command: m.Grow) -> None:
