@@ -102,6 +102,7 @@ CI = (
     "tests/gpu/test_over_model.py",
     "tests/gpu/test_served.py",
     "tests/integration/test_adapters.py",
+    "tests/integration/test_adapters_that_move.py",
     "tests/integration/test_administration.py::test_a_drain_ends_the_daemon_after_its_jobs",
     "tests/gpu/test_lane_rings.py",
     "tests/gpu/test_lanes_at_length.py",
