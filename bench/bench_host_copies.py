@@ -6,8 +6,8 @@ An array for a GPU is copied twice: by the device host between the file and page
 (`gpud.device.cuda.memory.staging`), and by the GPU over the bus; the two are pipelined, so that a
 client sees the slower one. This measures the first: the calls of the staging, 4 MiB at a time.
 Interleaved with them: a plain copy in memory, which is the floor; a mapping of the file that is
-kept, and one that is made anew, as for an array that is copied for the first time; larger and
-smaller parts; and two threads.
+kept, in both directions, and one that is made anew, as for an array that is copied for the first
+time; larger and smaller parts; and two threads.
 
 Times are processor time, since the machine is shared; wall-clock times are recorded, too. Ordinary
 resident memory stands in for page-locked memory. Prints a table and writes
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import sys
 from collections.abc import Callable
@@ -57,7 +56,7 @@ def main() -> int:
         found["of_floor"] = round(cpu["median"] / floor, 2)
         quartiles = f"{cpu['low']:.1f} to {cpu['high']:.1f}"
         print(
-            f"{name:<34}{cpu['median']:7.1f}{quartiles:>14}{found['of_floor']:14.2f}"
+            f"{name:<38}{cpu['median']:7.1f}{quartiles:>14}{found['of_floor']:14.2f}"
             f"{cpu['median'] / BUS_GB_S:12.2f}"
         )
     found = {
@@ -84,8 +83,8 @@ def sides() -> dict[str, Callable[[], None]]:
     """Return the copies to measure, by name; the file and all memory are resident before."""
     file = os.memfd_create("host-copies")
     os.ftruncate(file, ARRAY_BYTES)
-    kept: Bytes = np.frombuffer(mmap.mmap(file, ARRAY_BYTES), np.uint8)
-    kept[:] = 7
+    by_calls, kept = staging.FilePart(file, 0), staging.MappedPart(file, 0, ARRAY_BYTES)
+    kept.write(0, np.full(ARRAY_BYTES, 7, np.uint8))
     other: Bytes = np.full(ARRAY_BYTES, 7, np.uint8)
     buffer: Bytes = np.ones(4 * PART_BYTES, np.uint8)
     second = ThreadPoolExecutor(1)
@@ -97,37 +96,32 @@ def sides() -> dict[str, Callable[[], None]]:
 
         return run
 
-    def read(at: int, part: Bytes) -> None:
-        staging._read(file, at, part)
-
-    def write(at: int, part: Bytes) -> None:
-        staging._write(file, at, part)
-
-    def shared(at: int, part: Bytes) -> None:
-        half = part.size // 2
-        begun = second.submit(read, at + half, part[half:])
-        read(at, part[:half])
-        begun.result()
-
     def plain(at: int, part: Bytes) -> None:
         np.copyto(part, other[at : at + part.size])
 
-    def mapped(at: int, part: Bytes) -> None:
-        np.copyto(part, kept[at : at + part.size])
+    def halves(copy: Callable[[int, Bytes], None]) -> Callable[[int, Bytes], None]:
+        def both(at: int, part: Bytes) -> None:
+            half = part.size // 2
+            begun = second.submit(copy, at + half, part[half:])
+            copy(at, part[:half])
+            begun.result()
+
+        return both
 
     def anew() -> None:
-        mapping = mmap.mmap(file, ARRAY_BYTES, prot=mmap.PROT_READ)
-        fresh: Bytes = np.frombuffer(mapping, np.uint8)
-        parts(PART_BYTES, lambda at, part: np.copyto(part, fresh[at : at + part.size]))()
+        parts(PART_BYTES, staging.MappedPart(file, 0, ARRAY_BYTES).read)()
 
     return {
         "memory to memory": parts(PART_BYTES, plain),
-        "file to buffer (set)": parts(PART_BYTES, read),
-        "buffer to file (get)": parts(PART_BYTES, write),
-        "file to buffer, 1 MiB at a time": parts(1 << 20, read),
-        "file to buffer, 16 MiB at a time": parts(4 * PART_BYTES, read),
-        "file to buffer, two threads": parts(PART_BYTES, shared),
-        "kept mapping to buffer": parts(PART_BYTES, mapped),
+        "file to buffer (set)": parts(PART_BYTES, by_calls.read),
+        "buffer to file (get)": parts(PART_BYTES, by_calls.write),
+        "file to buffer, 1 MiB at a time": parts(1 << 20, by_calls.read),
+        "file to buffer, 16 MiB at a time": parts(4 * PART_BYTES, by_calls.read),
+        "file to buffer, two threads": parts(PART_BYTES, halves(by_calls.read)),
+        "kept mapping to buffer": parts(PART_BYTES, kept.read),
+        "kept mapping to buffer, two threads": parts(PART_BYTES, halves(kept.read)),
+        "buffer to kept mapping": parts(PART_BYTES, kept.write),
+        "buffer to kept mapping, two threads": parts(PART_BYTES, halves(kept.write)),
         "new mapping to buffer": anew,
     }
 

@@ -260,6 +260,9 @@ class Download(NamedTuple):
     session: Session
     offset: Offset
     size: Size
+    moves: Annotated[
+        bool, flag(), "the same part, whole pages, will be committed from there, and copied again"
+    ] = False
 
 
 @_front(32)

@@ -235,9 +235,12 @@ class SessionMemory:
 
     def _in_pieces(self, command: m.Release | m.Upload | m.Download) -> Iterator[None]:
         arena = self._arena(command.session)
-        act = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
+        acts = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
+        act = acts[type(command)]
+        if isinstance(command, m.Download) and command.moves:
+            act = partial(act, moves=True)
         for offset, size in _pieces(command):
-            act[type(command)](offset, size)
+            act(offset, size)
             yield
         self._send(m.Replied(command.ticket))
 

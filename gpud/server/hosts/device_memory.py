@@ -163,7 +163,7 @@ class DeviceArrays:
 
         def written() -> None:
             try:
-                self.read(session, address, 0, size, copied)
+                self.read(session, address, 0, size, copied, moves=True)
             except GpudError as error:
                 done(None, error)
 
@@ -283,9 +283,18 @@ class DeviceArrays:
     # -- from the device to the file
 
     def read(
-        self, session: SessionId, address: int, offset: int, size: int, on_reply: OnReply
+        self,
+        session: SessionId,
+        address: int,
+        offset: int,
+        size: int,
+        on_reply: OnReply,
+        *,
+        moves: bool = False,
     ) -> None:
         """Copy a part of an array from the device to the file, unless the file is up to date.
+
+        ``moves``: the same part will be copied back, and again.
 
         Raises:
             UnknownName, InvalidArgument: there is no such array or part.
@@ -325,7 +334,8 @@ class DeviceArrays:
                         self.copies.end_read(session, address, offset, size, epoch)
                     reply(value, error)
 
-                self._host.registry.download(session, address, offset, size, copied)
+                part = offset, size
+                self._host.registry.download(session, address, *part, copied, moves=moves)
 
         self._requests.ask(ask, told)
 

@@ -195,16 +195,23 @@ class ResourceRegistry:
         self._request(lambda ticket: hm.Upload(ticket, session, at, size), on_reply)
 
     def download(
-        self, session: int, address: int, offset: int, size: int, on_reply: OnReply
+        self,
+        session: int,
+        address: int,
+        offset: int,
+        size: int,
+        on_reply: OnReply,
+        *,
+        moves: bool = False,
     ) -> None:
-        """Copy a part of an array from the device to the file."""
+        """Copy a part of an array from the device to the file; ``moves``: there and back again."""
         at = self._offset(session, address) + offset
 
         def opened(_: Any, error: GpudError | None) -> None:
             if error is not None:
                 on_reply(None, error)
             else:
-                self._request(lambda ticket: hm.Download(ticket, session, at, size), on_reply)
+                self._request(lambda t: hm.Download(t, session, at, size, moves), on_reply)
 
         self.open_arena(session, opened)
 

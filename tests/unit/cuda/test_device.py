@@ -18,6 +18,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.device.cuda.memory.arena import CUDAArena
 from gpud.device.cuda.memory.pool import DeviceBlock
+from gpud.device.cuda.memory.staging import MappedPart
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.device.interface import LaunchSpec
 from gpud.errors import (
@@ -161,6 +162,34 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
         arena.close()
         arena.close()
         assert device.arenas.ranges((arena.address, SIZE)) == ()
+
+
+def test_what_moves_is_mapped_once_and_comes_back(
+    memfd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped: list[tuple[int, int]] = []
+    made = MappedPart.__init__
+
+    def noted(part: MappedPart, descriptor: int, offset: int, size: int) -> None:
+        mapped.append((offset, size))
+        made(part, descriptor, offset, size)
+
+    monkeypatch.setattr(MappedPart, "__init__", noted)
+    with device_of(SteppedDriver()) as device:
+        arena, whole = device.map_arena(memfd, SIZE), (GRANULE, 2 * GRANULE)
+        arena.commit(*whole, from_file=False)
+        for turn in range(1, 4):
+            poked(device, arena.address + GRANULE + turn, bytes([turn]))
+            arena.download(*whole, moves=True)
+            arena.release(*whole)
+            assert os.pread(memfd, 5, GRANULE) == bytes(range(turn + 1)) + bytes(4 - turn)
+            arena.commit(*whole)
+            assert device.context.read(arena.address + GRANULE, 5) == os.pread(memfd, 5, GRANULE)
+        assert mapped == [whole]
+        written(memfd, GRANULE + 100, b"others read and write the file, too")
+        arena.upload(GRANULE, 200)
+        assert device.context.read(arena.address + GRANULE + 100, 6) == b"others"
+        arena.close()
 
 
 def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from gpud.device.cuda.memory import staging
 from gpud.device.cuda.memory.pool import DeviceBlock
-from gpud.device.cuda.memory.staging import Staging
+from gpud.device.cuda.memory.staging import FilePart, MappedPart, Staging
+from gpud.errors import InternalError
 from tests.driver_model import SteppedDriver
 from tests.unit.cuda.model_runs import device_of
 
@@ -33,11 +34,13 @@ class Counting(SteppedDriver):
 @pytest.mark.parametrize(
     "copy",
     [
-        lambda one, file, address: one.upload(file, 0, address, SIZE),
-        lambda one, file, address: one.download(address, file, 0, SIZE),
+        lambda one, file, address: one.upload(FilePart(file, 0), address, SIZE),
+        lambda one, file, address: one.download(address, FilePart(file, 0), SIZE),
+        lambda one, file, address: one.upload(MappedPart(file, 0, SIZE), address, SIZE),
+        lambda one, file, address: one.download(address, MappedPart(file, 0, SIZE), SIZE),
         lambda one, _, address: one.zero(address, SIZE),
     ],
-    ids=["upload", "download", "zero"],
+    ids=["upload", "download", "mapped upload", "mapped download", "zero"],
 )
 def test_no_more_than_two_parts_are_under_way(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_HALF_BYTES", 1 << 16)
@@ -58,3 +61,11 @@ def test_no_more_than_two_parts_are_under_way(copy: Copy, monkeypatch: pytest.Mo
 
 def _keeps(copy: Copy) -> bool:
     return "download" in copy.__code__.co_names
+
+
+def test_a_part_that_cannot_be_mapped_is_said() -> None:
+    with (
+        tempfile.TemporaryFile() as file,
+        pytest.raises(InternalError, match="memory file cannot be mapped"),
+    ):
+        MappedPart(file.fileno(), 5, 4096)

@@ -80,6 +80,14 @@ class FakeDevice:
     def release(self, offset: int, size: int) -> None:
         self.arenas.append(f"release {offset}+{size}")
 
+    def upload(self, offset: int, size: int) -> None:
+        """Copy a part."""
+        self.arenas.append(f"upload {offset}+{size}")
+
+    def download(self, offset: int, size: int, *, moves: bool = False) -> None:
+        """Copy a part."""
+        self.arenas.append(f"download {offset}+{size}{', moves' if moves else ''}")
+
     hold: threading.Event | None = None
     full_until = 0
     address = 0x5000
@@ -227,6 +235,11 @@ def test_what_was_committed_of_a_part_that_fails_is_released(
         case.device.arenas.clear()
         assert case.do(m.Shrink(5, 9, 150, 200, kept)) == m.Replied(5)
         assert case.device.arenas == what
+    case.device.arenas.clear()
+    assert case.do(m.Download(5, 9, 150, 100)) == m.Replied(5)
+    assert case.do(m.Download(5, 9, 150, 100, moves=True)) == m.Replied(5)
+    copies = ["download 150+50", "download 200+50"]
+    assert case.device.arenas == [*copies, *(f"{copy}, moves" for copy in copies)]
     case.device.arenas.clear()
     shrinks = m.Commit(6, 9, 150, 200, from_file=False, shrinks=True)
     assert case.do(shrinks) == m.Replied(6)

@@ -55,6 +55,7 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.execution.watcher import WatchedRun
 from gpud.device.cuda.memory.arena_interfaces import Program, SharedByArenas
 from gpud.device.cuda.memory.quiescer import all_runs
+from gpud.device.cuda.memory.staging import FilePart, MappedPart
 from gpud.device.cuda.memory.virtual_memory import VirtualMemory
 from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
 
@@ -101,6 +102,7 @@ class CUDAArena:
         self._pieces: list[_Piece] = []
         self._sunk: set[int] = set()
         self._end = 0  # granules that the prefix has
+        self._moving: dict[tuple[int, int], MappedPart] = {}  # of the file, by offset and bytes
         self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
         self._programs_lock = threading.Lock()  # programs are loaded on another thread
         driver = context.enter()
@@ -171,7 +173,7 @@ class CUDAArena:
                 self._map_sink(self._end, first)
                 undo.callback(self._unmap_sink, self._end, first)
             if from_file:
-                self._staging.upload(self._file, offset, self.address + offset, size)
+                self._staging.upload(self._part(offset, size), self.address + offset, size)
             elif touched:
                 self._staging.zero(self.address + offset, size)
             undo.pop_all()
@@ -227,12 +229,18 @@ class CUDAArena:
     def upload(self, offset: int, size: int) -> None:
         """Copy from the file to the device; the whole range must be committed."""
         self._check(offset, size)
-        self._staging.upload(self._file, offset, self.address + offset, size)
+        self._staging.upload(self._part(offset, size), self.address + offset, size)
 
-    def download(self, offset: int, size: int) -> None:
-        """Copy from the device to the file; the whole range must be committed."""
+    def download(self, offset: int, size: int, *, moves: bool = False) -> None:
+        """Copy from the device to the file; the whole range must be committed.
+
+        ``moves``: the same range, in whole pages, will be copied back, and again.
+        """
         self._check(offset, size)
-        self._staging.download(self.address + offset, self._file, offset, size)
+        part = self._part(offset, size)
+        self._staging.download(self.address + offset, part, size)
+        if moves and isinstance(part, FilePart):
+            self._moving[offset, size] = MappedPart(self._file, offset, size)
 
     def export(self, offset: int, size: int, most: int) -> list[tuple[int, int, int]]:
         """Return the pieces in which a committed range lies, for the session's own process to map.
@@ -284,6 +292,7 @@ class CUDAArena:
             self._open = False
             self._end = 0
         os.close(self._file)
+        self._moving.clear()
         self._shared.retire(self.address, self._free_all)
 
     # -- pieces
@@ -303,6 +312,10 @@ class CUDAArena:
             self._memory.free_range(self.address, self._reserved)
         except DriverError as error:
             raise DeviceLost(f"memory of an arena cannot be freed: {error}") from error
+
+    def _part(self, offset: int, size: int) -> FilePart | MappedPart:
+        mapped = self._moving.get((offset, size))
+        return FilePart(self._file, offset) if mapped is None else mapped
 
     def _check(self, offset: int, size: int) -> None:
         """Raise InvalidArgument if the range is not all committed."""
