@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench import headlines
 from bench import summary_rows as rows
 from bench.gpu import summary_rows as gpu_rows
 from bench.summary_rows import Result, Row
@@ -145,6 +146,7 @@ _SECTIONS = {
         Benchmark("launch", "python bench/bench_launch.py", rows.launch),
         Benchmark("launch_path", "python bench/bench_launch_path.py", rows.launch_path),
         Benchmark("cuda_host", "python bench/bench_cuda_host.py", rows.cuda_host),
+        Benchmark("host_copies", "python bench/bench_host_copies.py", rows.host_copies),
         Benchmark("lane", "python bench/bench_lane.py", rows.lane),
         Benchmark("lane_wake", "python bench/bench_lane_wake.py", rows.lane_wake),
         Benchmark("wakeup_latency", "python bench/bench_wakeup_latency.py", rows.wakeup_latency),
@@ -168,12 +170,12 @@ _SECTIONS = {
     ),
 }
 
-_HEADLINES: dict[str, Callable[[Result], Iterator[rows.Headline]]] = {
-    "colocation": rows.colocation_headlines,
-    "conformance": rows.conformance_headlines,
-    "stress": rows.stress_headlines,
-    "bounds_checks": rows.bounds_check_headlines,
-    "service": rows.service_headlines,
+_HEADLINES: dict[str, Callable[[Result], Iterator[headlines.Headline]]] = {
+    "colocation": headlines.colocation,
+    "conformance": headlines.conformance,
+    "stress": headlines.stress,
+    "bounds_checks": headlines.bounds_checks,
+    "service": headlines.service,
 }
 """What the README shows: by the result's file name."""
 

@@ -14,8 +14,6 @@ from typing import Any
 Result = dict[str, Any]
 Row = tuple[str, str]
 """What was measured, and the figure."""
-Headline = tuple[str, str, str]
-"""What was measured, the figure, and the aim."""
 
 
 def conformance(result: Result) -> Iterator[Row]:
@@ -241,6 +239,21 @@ def cuda_host(result: Result) -> Iterator[Row]:
     )
 
 
+def host_copies(result: Result) -> Iterator[Row]:
+    rates = {name: row["cpu_gb_s"]["median"] for name, row in result["rows"].items()}
+    calls, mapped = (
+        ", ".join(f"{rates[name]:.0f}" for name in names)
+        for names in (
+            ("buffer to file (get)", "file to buffer (set)"),
+            ("buffer to kept mapping", "kept mapping to buffer"),
+        )
+    )
+    yield (
+        "file of a session, GB/s to it and from it by one core: by calls; where it stays mapped",
+        f"{calls}; {mapped} (memory to memory: {rates['memory to memory']:.0f})",
+    )
+
+
 def lane(result: Result) -> Iterator[Row]:
     aims, clients = result["aims"], result["clients"]
     for place, sides in result["round_trip_us"].items():
@@ -422,63 +435,3 @@ def soak(result: Result) -> Iterator[Row]:
         f"{result['seconds'] / 60:.0f} minutes with good and hostile clients: problems",
         f"{len(result['problems'])}; last against second quarter: {growth}",
     )
-
-
-# -- the README's rows ---------------------------------------------------------------------------
-
-
-def colocation_headlines(result: Result) -> Iterator[Headline]:
-    aims = result["aims"]
-    ours, fifo = (
-        next(
-            row
-            for row in result["rows"]
-            if (row["policy"], row["load"], row["block_ms"]) == (policy, 0.5, aims["block_ms"])
-        )
-        for policy in ("reservations", "fifo")
-    )
-    yield (
-        "online requests for half of the device's time, beside offline work: p99 / p99 alone",
-        f"{ours['r99']:.3f} (run to completion: {fifo['r99']:.0f})",
-        _aim(aims["r99"], met=ours["r99"] <= aims["r99"]),
-    )
-    yield (
-        "offline work done / what the time that they leave would allow",
-        f"{ours['harvest']:.2f} (run to completion: {fifo['harvest']:.2f})",
-        _aim(aims["harvest"], met=ours["harvest"] >= aims["harvest"]),
-    )
-
-
-def conformance_headlines(result: Result) -> Iterator[Headline]:
-    what, figure = next(conformance(result))
-    yield what, figure, "all"
-
-
-def stress_headlines(result: Result) -> Iterator[Headline]:
-    yield (
-        f"{result['events']:,} random resizes while kernels ran: task blocks lost or run twice",
-        f"{result['problems']}",
-        "0",
-    )
-
-
-def bounds_check_headlines(result: Result) -> Iterator[Headline]:
-    one = result["summary"]["bounds checks"]
-    yield (
-        f"bounds checks: time with / without, geometric mean of {one['kernels']} kernels",
-        f"{one['geometric_mean']:.3f}",
-        _aim(result["aim"], met=one["geometric_mean"] <= result["aim"]),
-    )
-
-
-def service_headlines(result: Result) -> Iterator[Headline]:
-    ratio, aim = result["round_trip_ratio_p50"]["median"], result["aims"]["round_trip_ratio"]
-    yield (
-        "an empty kernel from `submit` to `result` / a bare echo through a socket, p50",
-        f"{ratio:.1f} ({result['gpud_p50_us']['median']:.0f} us)",
-        _aim(aim, met=ratio <= aim),
-    )
-
-
-def _aim(aim: float, *, met: bool) -> str:
-    return f"{aim:g}" if met else f"{aim:g}, missed"
