@@ -2,9 +2,10 @@
 
     python bench/bench_stress.py [--events N] [--jobs N] [--seed N] [--sms N]
 
-Every case that can be resized runs in persistent and in sliced form, several at once, with claims
-of one task block, of several, and in advance, while a seeded generator shrinks, grows, stops and
-resumes them. `tests.conformance.stress` describes the checks after every run and at every pause.
+Every case that can be resized runs in persistent and in sliced form, checked as the daemon has it,
+several at once, with claims of one task block, of several, and in advance, while a seeded generator
+shrinks, grows, stops and resumes them. `tests.conformance.stress` describes the checks after every
+run and at every pause.
 Prints a table and writes bench/results/stress.json; exits 1 if anything was wrong.
 """
 
@@ -17,12 +18,14 @@ import time
 from collections import Counter
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.harness.machine import describe
 from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
+from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import LoadedCase, headers_installed
 from tests.conformance.stress import stress
 from tests.conformance.suite import CASES
@@ -41,7 +44,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sms", type=int, default=2, help="virtual SMs")
     options = parser.parse_args()
-    with CPUDevice(options.sms) as device:
+    with CPUDevice(options.sms) as unchecked:
+        device: Any = CheckedDevice(unchecked)
         began = time.monotonic()
         how = cycle(HOW)
         loaded = [

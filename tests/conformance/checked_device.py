@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpud_client.workloads.memory import MemoryRange
+
 _ARENA_BYTES = 1 << 28
-_ALIGNMENT = 256
 _PAGE = 4096
 
 
@@ -40,19 +41,15 @@ class UncheckedDevice:
 
 
 class CheckedDevice:
-    """``device``, but `allocate` gives memory of one arena, which `load` tells every program.
-
-    Memory is taken from the arena's start again when nothing is left of what was there.
-    """
+    """``device``, but `allocate` gives memory of one arena, which `load` tells every program."""
 
     def __init__(self, device: Any, size: int = _ARENA_BYTES) -> None:
         self.device = device
         self._memory = device.allocate(size + _PAGE)
         first = -self._memory.address % _PAGE  # as arenas of sessions lie
         self._view = self._memory.view[first : first + size]
-        self._end = 0
-        self._taken: list[weakref.ref[_Array]] = []
         self.arena = (self._memory.address + first, size)
+        self._parts = MemoryRange(*self.arena, ())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.device, name)
@@ -60,14 +57,11 @@ class CheckedDevice:
     def allocate(self, size: int) -> _Array:
         """Zeroed memory, aligned to 256 bytes."""
         base, most = self.arena
-        self._taken = [one for one in self._taken if one() is not None]
-        if not self._taken:
-            self._end = 0
-        start, self._end = self._end, -(-(self._end + size) // _ALIGNMENT) * _ALIGNMENT
-        if self._end > most:
+        address = self._parts.take(size)
+        if address is None:
             raise MemoryError(f"the tests' arena of {most} bytes is full")
-        array = _Array(base + start, self._view[start : start + size])
-        self._taken.append(weakref.ref(array))
+        array = _Array(address, self._view[address - base : address - base + size])
+        weakref.finalize(array, self._parts.give_back, address, size)
         return array
 
     @property

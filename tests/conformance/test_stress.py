@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from itertools import count, cycle
+from pathlib import Path
 
 import pytest
 
+from bench import bench_stress
 from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.common_opcodes import words
-from tests.conformance.runner import LoadedCase, rewritten
+from tests.conformance.runner import LoadedCase, drafts, rewritten
 from tests.conformance.stress import stress
 from tests.conformance.suite import find
 
@@ -95,3 +99,14 @@ def test_a_mutant_makes_it_fail(fault: str, device: CPUDevice) -> None:
         if any(notice in problem for problem in problems):
             return
     pytest.fail(f"not noticed: {problems[:5]}")
+
+
+@pytest.mark.ci
+def test_the_long_run_runs_every_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = tmp_path / "stress.json"
+    monkeypatch.setattr(bench_stress, "RESULT", result)
+    monkeypatch.setattr(sys, "argv", ["bench_stress.py", "--events", "3000"])
+    with drafts():
+        assert bench_stress.main() == 0
+    found = json.loads(result.read_text())
+    assert found["kernels run"] == found["kernels"] > 300
