@@ -33,7 +33,6 @@ from gpud_client.adapters.host_memory import HostMemory
 from gpud_client.adapters.mapped import MappedRange, ProcessGpu
 
 PIECE_BYTES = 64 << 20
-MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 
 def main() -> int:
@@ -77,7 +76,8 @@ def measured(gpu: Gpu, size: int, rounds: int) -> dict[str, Any]:
         first = timed(leave)
         come_back()
         moves = [(timed(leave), timed(come_back)) for _ in range(rounds)]
-        block = int(check(gpu.cu.cuMemHostAlloc(size, MAPPED)))
+        flags = int(gpu.cu.CU_MEMHOSTALLOC_DEVICEMAP)
+        block = int(check(gpu.cu.cuMemHostAlloc(size, flags)))
         try:
             copies = [plain(gpu, memory.address, block, size) for _ in range(rounds)]
         finally:

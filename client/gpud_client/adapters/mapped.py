@@ -184,12 +184,11 @@ class MappedRange:
 
     def pieces(self, parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return (offset, end) of the granules in which ``parts``, (offset, size), lie, joined."""
-        return self._joined({number for part in parts for number in self._granules(*part)})
+        return self._joined(self._numbers(parts))
 
     def backed_pieces(self, parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return those of them that have memory behind them."""
-        numbers = {number for part in parts for number in self._granules(*part)}
-        return self._joined(numbers & self._backed)
+        return self._joined(self._numbers(parts) & self._backed)
 
     def back(self, offset: int, size: int) -> None:
         """Have memory behind ``[offset, offset + size)``.
@@ -197,7 +196,7 @@ class MappedRange:
         Raises:
             OutOfMemory: the GPU has too little left; what was backed meanwhile stays so.
         """
-        for first, end in _runs(set(self._granules(offset, size)) - self._backed):
+        for first, end in _runs(self._numbers([(offset, size)]) - self._backed):
             self._map(first, end)
             self._runs[first] = end
             self._backed.update(range(first, end))
@@ -245,9 +244,13 @@ class MappedRange:
         granule = self._gpu.granule
         return [(first * granule, end * granule) for first, end in _runs(numbers)]
 
-    def _granules(self, offset: int, size: int) -> range:
+    def _numbers(self, parts: Iterable[tuple[int, int]]) -> set[int]:
         granule = self._gpu.granule
-        return range(offset // granule, -(-(offset + size) // granule))
+        return {
+            number
+            for offset, size in parts
+            for number in range(offset // granule, -(-(offset + size) // granule))
+        }
 
 
 class MappedZone:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
@@ -58,25 +59,23 @@ class FilePart:
 
     def read(self, at: int, target: npt.NDArray[np.uint8]) -> None:
         """Fill ``target`` from the byte ``at`` of the part on."""
-        view, offset = memoryview(target.data), self._offset + at
-        while view:
-            try:
-                count = os.preadv(self._descriptor, [view], offset)
-            except OSError as error:
-                raise _file_error("read", error) from error
-            if not count:
-                raise InternalError("the session's memory file ends too early", stage="device host")
-            offset += count
-            view = view[count:]
+        self._call(os.preadv, "read", at, target)
 
     def write(self, at: int, source: npt.NDArray[np.uint8]) -> None:
         """Write ``source`` from the byte ``at`` of the part on."""
-        view, offset = memoryview(source.data), self._offset + at
+        self._call(os.pwritev, "written", at, source)
+
+    def _call(
+        self, call: Callable[..., int], what: str, at: int, values: npt.NDArray[np.uint8]
+    ) -> None:
+        view, offset = memoryview(values.data), self._offset + at
         while view:
             try:
-                count = os.pwritev(self._descriptor, [view], offset)
+                count = call(self._descriptor, [view], offset)
             except OSError as error:
-                raise _file_error("written", error) from error
+                raise _file_error(what, error) from error
+            if not count:
+                raise InternalError("the session's memory file ends too early", stage="device host")
             offset += count
             view = view[count:]
 
