@@ -97,10 +97,15 @@ class ProgramMoves:
         self._away.pop(number, None)
         self._moving.pop(number, None)
 
-    def late(self, now_ns: int, after_ns: int) -> list[tuple[Workload, int]]:
-        """Return who has been moving for more than ``after_ns``, and for how long, in ns; once."""
-        late = [one for one in self._moving.values() if now_ns - one.began_ns > after_ns]
-        new = [one for one in late if not one.named]
-        for move in new:
+    def late(self, device: int, now_ns: int, after_ns: int) -> list[tuple[Workload, int]]:
+        """Return whose move on a device has lasted longer than ``after_ns``, and how long, once."""
+        late = [
+            move
+            for move in self._moving.values()
+            if move.workload.device == device
+            and not move.named
+            and now_ns - move.began_ns > after_ns
+        ]
+        for move in late:
             move.named = True
-        return [(one.workload, now_ns - one.began_ns) for one in new]
+        return [(move.workload, now_ns - move.began_ns) for move in late]

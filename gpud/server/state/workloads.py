@@ -70,7 +70,6 @@ class Workloads:
         self.all: dict[int, Workload] = {}
         self._endings: dict[int, tuple[int, str]] = {}  # of ended ones: session, and why
         self._next = 1
-        self._overstay_ns = 0
         self._others: tuple[int, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._feeding = False
@@ -105,13 +104,11 @@ class Workloads:
         self._commands.open_arena = open_arena
         self._mapped.set_up(zones)
         self.manager = WorkloadManager(sizes, settings, moved_bytes)
-        self._overstay_ns = settings.overstay_ns
         self._others = (0,) * len(sizes)
 
     def change_turns(self, settings: TurnSettings) -> None:
         """Use other settings for turns from now on."""
         self.manager.change_turns(settings)
-        self._overstay_ns = settings.overstay_ns
         self._set_timer()
 
     @property
@@ -320,8 +317,10 @@ class Workloads:
         if self.manager.waiting:
             self._feed(None)
         now_ns = time.monotonic_ns()
-        for workload, for_ns in self.programs.late(now_ns, self._overstay_ns):
-            self._commands.name_late(workload, now_ns, for_ns)
+        for index in range(self.devices):
+            limit_ns = self.manager.turns(index).settings.overstay_ns
+            for workload, for_ns in self.programs.late(index, now_ns, limit_ns):
+                self._commands.name_late(workload, now_ns, for_ns)
 
     # -- helpers
 
