@@ -8,6 +8,7 @@ import pytest
 
 import gpud_client as gc
 from gpud.device.cpu.device import CPUDevice
+from tests.gpu.served_daemon import Served
 from tests.integration.daemon_world import World
 
 
@@ -37,3 +38,13 @@ def cpu() -> Iterator[CPUDevice]:
     """Runs the kernels of a model of the driver in this process."""
     with CPUDevice(1) as device:
         yield device
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A daemon that serves a GPU, over the model of the driver, with short turns."""
+    daemon = Served(turn_slice="2ms", turn_linger="20ms", turn_overstay="0.5s")
+    try:
+        yield daemon
+    finally:
+        daemon.close()

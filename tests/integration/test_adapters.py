@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,15 +33,6 @@ from tests.support.waiting import until
 from tests.unit.client.test_kinds import RECORDING
 
 GRANULE = 2 << 20
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    daemon = Served(turn_slice="2ms", turn_linger="20ms")
-    try:
-        yield daemon
-    finally:
-        daemon.close()
 
 
 def train(program: Program, value: int, iterations: int) -> bool:
