@@ -23,6 +23,8 @@ from tests.conformance.runner import (
 from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form
 
+pytestmark = pytest.mark.ci
+
 NAME = operator.attrgetter("name")
 FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole")
 

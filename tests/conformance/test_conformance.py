@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,6 +29,15 @@ from tests.conformance.suite import CASES, Case, Results, differences_between, f
 from tests.conformance.suite.case import Form as CaseForm
 
 NAME = operator.attrgetter("name")
+
+
+def tiers(cases: Iterable[Case]) -> list[Any]:
+    """The cases as parameters, of which long ones are left to continuous integration."""
+    return [
+        pytest.param(one, id=one.name, marks=pytest.mark.ci if one.long else ()) for one in cases
+    ]
+
+
 FORMS: tuple[CaseForm, ...] = ("unmodified", "persistent", "sliced", "whole")
 
 EXPECTED = {
@@ -95,7 +104,7 @@ def payloads(case: Case, results: Results) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.forms and not c.opcodes], ids=NAME)
+@pytest.mark.parametrize("case", tiers(c for c in CASES if c.forms and not c.opcodes))
 def test_forms_agree_with_numpy_and_with_each_other(case: Case, device: Any) -> None:
     agree(case, device, FORMS)
 
@@ -122,7 +131,7 @@ def test_how_blocks_claim_changes_nothing(name: str, claims: Claims, device: Any
     assert problems_of(run) == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAME)
+@pytest.mark.parametrize("case", tiers(CASES))
 def test_the_form_is_the_expected_one(case: Case) -> None:
     _skip_without_headers(case)
     if case.expected_form == "rejected":

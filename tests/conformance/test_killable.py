@@ -11,6 +11,8 @@ from gpud.device.cpu.device import CPUDevice
 from tests.conformance.runner import LoadedCase, problems_of, rewritten, source_of, straight
 from tests.conformance.suite import CASES, Case
 
+pytestmark = pytest.mark.ci
+
 FORMS = ("persistent", "sliced")
 
 

@@ -83,6 +83,7 @@ def test_runs_that_cannot_be_resized_are_refused(device: CPUDevice) -> None:
         stress(device, [plain], 10)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_mutant_makes_it_fail(fault: str, device: CPUDevice) -> None:
     pattern, replacement, notice = FAULTS[fault]

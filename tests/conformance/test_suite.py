@@ -68,6 +68,7 @@ def test_names_are_unique() -> None:
     assert find(names[0]) is CASES[0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", RUNNABLE, ids=lambda case: case.name)
 def test_case_compiles_and_has_its_entry(case: Case) -> None:
     entry = source_of(case.name).entry
@@ -77,6 +78,7 @@ def test_case_compiles_and_has_its_entry(case: Case) -> None:
     assert len(function.parameters) == len(passed) + (case.counts == "argument")
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not on PATH")
 def test_every_case_assembles() -> None:
     for case in RUNNABLE:
@@ -108,6 +110,7 @@ def test_suite_has_the_shape(shape: str) -> None:
     assert covering(shape)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_reference_is_deterministic_and_leaves_its_arguments_alone(case: Case) -> None:
     first, second = case.arguments(3), case.arguments(3)

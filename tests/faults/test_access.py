@@ -31,6 +31,8 @@ from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 from tests.support.raw_client import Raw
 
+pytestmark = pytest.mark.ci
+
 ALICE, BOB = 70001, 70002
 SECRET = "a_kernel_that_only_alice_knows"
 WITH_TABLE = PTX.replace(

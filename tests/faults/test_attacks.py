@@ -22,6 +22,8 @@ from tests.faults.out_of_bounds.check import reset
 from tests.faults.out_of_bounds.kernels import HEADER
 from tests.faults.out_of_bounds.world import TIMEOUT_S, World
 
+pytestmark = pytest.mark.ci
+
 REFUSED, ILLEGAL, TRAPPED, RUNS = "refused", "illegal", "trapped", "runs"
 
 

@@ -18,6 +18,8 @@ from gpud.checked_memory import (
     STARTS_AT,
 )
 
+pytestmark = pytest.mark.ci
+
 TIMEOUT_S = 60.0
 WALK = r"""
 extern "C" __global__ void walk(float* x, float* y, const long long* where, int n) {

@@ -23,6 +23,8 @@ from tests.faults.client_kills.clients import DEATHS, SOURCE
 from tests.integration.daemon_world import Client, World, until
 from tests.support.raw_client import Raw
 
+pytestmark = pytest.mark.ci
+
 # -- processes that are killed ---------------------------------------------------------------------
 
 

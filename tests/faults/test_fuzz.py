@@ -129,6 +129,7 @@ def test_the_parser_stands_what_hypothesis_finds(data: st.DataObject) -> None:
         check_body(fuzzer.table, fuzzer.sender, fuzzer.piece(choices).data)
 
 
+@pytest.mark.ci
 def test_a_planted_bug_of_the_parser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = CLIENT_PROTOCOL.schema(wm.Resize)
     checked_build = shape.checked_build
@@ -148,6 +149,7 @@ def test_a_planted_bug_of_the_parser_is_found(monkeypatch: pytest.MonkeyPatch) -
         search()
 
 
+@pytest.mark.ci
 def test_the_benchmark_counts_and_names_the_batch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +168,7 @@ def test_the_benchmark_counts_and_names_the_batch(
     assert found["problems"] == ["batch 7: KeyError: 'planted'"]
 
 
+@pytest.mark.ci
 def test_the_parser_guided_by_coverage(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = subprocess.run(
@@ -193,6 +196,7 @@ def daemon() -> Iterator[DaemonProcess]:
         yield one
 
 
+@pytest.mark.ci
 def test_a_live_daemon_answers_for_every_message(daemon: DaemonProcess) -> None:
     outcomes: Outcomes = Counter()
     with Neighbour(str(daemon.path)) as neighbour:

@@ -50,6 +50,7 @@ def test_ptx() -> None:
     assert min(outcomes["accepted"], outcomes["refused"]) > 10
 
 
+@pytest.mark.ci
 def test_command_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     outcomes = Counter(
         inputs.check_arguments(inputs.command_line(Dice(f"test:{number}")))
@@ -66,6 +67,7 @@ def test_command_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert "Traceback" not in words
 
 
+@pytest.mark.ci
 def test_compiler_options_at_a_live_daemon(tmp_path: Path) -> None:
     """NVRTC is native code: it gets them in a process that may die without harm."""
     with serving("cpu:1") as daemon, closing(Talk(daemon.connect())) as talk:

@@ -26,6 +26,8 @@ from gpud.wire.messages import CLIENT_PROTOCOL
 from tests.faults.fuzz.live import KERNEL, Talk
 from tests.support.daemon_process import DaemonProcess, serving
 
+pytestmark = pytest.mark.ci
+
 UNKNOWN = 999_999
 SHAPE = (32, 1, 1)
 TABLE_BYTES = 64  # of KERNEL's variable

@@ -17,6 +17,8 @@ from tests.faults.host_failures.load import Load
 from tests.integration import daemon_world
 from tests.integration.daemon_world import World
 
+pytestmark = pytest.mark.ci
+
 MOST_CALLS = 2000
 until = partial(daemon_world.until, pause_s=0.001)
 

@@ -19,7 +19,7 @@ from tests.faults.host_failures.load import Load
 from tests.integration import daemon_world
 from tests.integration.daemon_world import PTX, Client, World, launch
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]
 until = partial(daemon_world.until, pause_s=0.002)
 
 GATE = r"""

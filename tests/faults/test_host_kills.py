@@ -9,7 +9,7 @@ import pytest
 from tests.faults.host_failures.kills import Kills
 from tests.integration.daemon_world import World
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]
 SEED, KILLS = 20260, 6
 
 

@@ -20,6 +20,8 @@ from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import LOOP, PTX, World, launch, until
 
+pytestmark = pytest.mark.ci
+
 
 class Deaf(FakeHost):
     """A host that does not hear some commands, for as long as the test says."""

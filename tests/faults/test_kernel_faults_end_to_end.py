@@ -14,6 +14,8 @@ import pytest
 import gpud_client as gc
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.ci
+
 TIMEOUT_S = 60.0
 GRACE_S = 3  # a busy machine must come to the kill flag in this time
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]

@@ -96,6 +96,7 @@ def gpu() -> Iterator[gc.Session]:
         yield session
 
 
+@pytest.mark.ci
 def test_a_live_daemon_ends_hostile_lanes_and_no_other(gpu: gc.Session) -> None:
     found = run.measure(gpu, 4000, seed=7)
     assert not found["wrong"]
@@ -104,6 +105,7 @@ def test_a_live_daemon_ends_hostile_lanes_and_no_other(gpu: gc.Session) -> None:
     assert found["beside_launches"] > 10
 
 
+@pytest.mark.ci
 def test_the_campaign_notices_what_is_wrong(
     gpu: gc.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
+pytestmark = pytest.mark.ci
+
 ALICE, BOB = 70001, 70002
 MIB = 1 << 20
 

@@ -21,6 +21,8 @@ from tests.faults.out_of_bounds.kernels import MODES, PLACES, KernelSpec
 from tests.faults.out_of_bounds.world import TIMEOUT_S, World
 from tests.faults.out_of_bounds.written import written
 
+pytestmark = pytest.mark.ci
+
 SEED = 20
 PARTS = 3
 

@@ -10,6 +10,8 @@ from tests.faults.soak import run as soak
 from tests.faults.soak.hostile_clients import ACTS
 from tests.support.processes import Sample
 
+pytestmark = pytest.mark.ci
+
 # Those that stall the compiler or the device for seconds have tests of their own.
 LIGHT = [name for name in ACTS if name not in ("compile bomb", "endless")]
 _MIB = 1 << 20

@@ -24,6 +24,8 @@ from bench.gpu.workloads.colocation_work import (
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 
+pytestmark = pytest.mark.ci
+
 
 def timer(blocks: int, loops: int) -> float:
     """A device of 10 slots on which a loop of a wave takes 2 ns."""

@@ -29,6 +29,8 @@ from tests.conformance.suite import find, mismatches
 from tests.driver_model import CPUDriver
 from tests.gpu.native_device import run_native
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CPUDevice]:

@@ -7,6 +7,8 @@ import pytest
 from bench.gpu.shares import JobShare, common_windows, measure, observed
 from tests.gpu.test_bench_timestamps import made
 
+pytestmark = pytest.mark.ci
+
 
 def test_windows_lie_where_all_jobs_run() -> None:
     first = made([(0, 50, 0), (50, 100, 0)])

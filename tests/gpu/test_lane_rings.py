@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.faults.rings import hostile, run
 from tests.gpu.served_daemon import Served
+
+pytestmark = pytest.mark.ci
 
 
 def test_hostile_rings_end_their_lanes_and_no_other() -> None:

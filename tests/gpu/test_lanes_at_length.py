@@ -13,6 +13,8 @@ from tests.integration import test_lane_jobs as jobs
 from tests.integration import test_lane_lending as lending
 from tests.integration import test_lanes as lanes
 
+pytestmark = pytest.mark.ci
+
 lane = lanes.lane
 test_what_nobody_asks_about_is_not_settled_and_not_kept = (
     lanes.test_what_nobody_asks_about_is_not_settled_and_not_kept

@@ -28,6 +28,8 @@ from tests.gpu.test_bench_timestamps import cpu_clock
 from tests.gpu.test_conformance import check, results
 from tests.gpu.test_partitions import alone_on_its_sms
 
+pytestmark = pytest.mark.ci
+
 OTHERS = ("news", "write_value", "copy", "memset")
 CASES = ("saxpy", "lookback_scan", "generations")
 

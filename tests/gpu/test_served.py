@@ -25,6 +25,8 @@ from tests.gpu.host_process import MEMORY_BYTES
 from tests.gpu.served_daemon import TIMEOUT_S, Served
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.ci
+
 SOURCE = r"""
 extern "C" __global__ void add(int* x, int value) {
     x[blockIdx.x * blockDim.x + threadIdx.x] += value;

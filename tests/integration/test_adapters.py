@@ -32,6 +32,8 @@ from tests.support.record_pytorch import train as train_with_pytorch
 from tests.support.waiting import until
 from tests.unit.client.test_kinds import RECORDING
 
+pytestmark = pytest.mark.ci
+
 GRANULE = 2 << 20
 
 

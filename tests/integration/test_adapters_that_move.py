@@ -18,6 +18,8 @@ from tests.integration.mapped_programs import MIB, Program, running, usage
 from tests.integration.workload_programs import gpuctl
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.ci
+
 SIZES: dict[str, Any] = {
     "persistent": "20MiB", "temporary": "6MiB", "offset": "2MiB", "movable": True,
 }  # fmt: skip

@@ -61,6 +61,7 @@ async def test_only_administrators_pause_and_drain_and_devices_must_be_there() -
         assert not world.daemon.ending
 
 
+@pytest.mark.ci
 @pytest.mark.asyncio
 async def test_a_drain_ends_the_daemon_after_its_jobs() -> None:
     async with World() as world:

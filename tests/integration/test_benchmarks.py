@@ -20,6 +20,8 @@ from bench.kernel_pairs.opencl_side import OpenCLSide, PoCL, missing_pocl
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite import find
 
+pytestmark = pytest.mark.ci
+
 BY_NAME = {pair.name: pair for pair in PAIRS}
 needs_pocl = pytest.mark.skipif(bool(missing_pocl()), reason=missing_pocl() or "PoCL is there")
 

@@ -135,6 +135,7 @@ def test_other_sessions_are_not_checked(gpu: gc.Session) -> None:
         copy.submit(2, 128, (x, y, 1)).result(timeout=60)
 
 
+@pytest.mark.ci
 def test_with_asyncio() -> None:
     async def run() -> BaseException | None:
         async with gc.alocal("cpu:1", check=True) as gpu:

@@ -220,6 +220,7 @@ def test_a_block_that_does_not_fit(gpu: gc.Session, module: gc.Module) -> None:
         saxpy.occupancy(32, 1 << 30)
 
 
+@pytest.mark.ci
 def test_a_grid_that_synchronises(gpu: gc.Session) -> None:
     case = find("grid_workspace")
     k = gpu.kernel(case.source, case.entry)

@@ -17,6 +17,8 @@ import pytest
 import gpud_client as gc
 from tests.support.processes import gone
 
+pytestmark = pytest.mark.ci
+
 FILL = 'extern "C" __global__ void fill(int* x, int v) { x[threadIdx.x] = v; }'
 SPIN = 'extern "C" __global__ void spin(volatile int* x) { while (!*x) {} }'
 TIMEOUT_S = 60.0

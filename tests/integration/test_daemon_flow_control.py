@@ -138,6 +138,7 @@ async def test_a_client_that_goes_without_reading(world: World) -> None:
     assert (await other.query("status"))["jobs"] == {}
 
 
+@pytest.mark.ci
 async def test_many_submissions_at_once(world: World) -> None:
     client = await world.client()
     module = await client.kernel("k")

@@ -23,6 +23,8 @@ from tests.support.daemon_process import DaemonProcess
 from tests.support.processes import children, gone
 from tests.support.raw_client import Raw
 
+pytestmark = pytest.mark.ci
+
 
 def spinning(client: Raw) -> tuple[int, mmap.mmap]:
     """A module whose kernel ends when the first word is not 0, one job of it, and the memory."""

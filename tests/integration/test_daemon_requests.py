@@ -468,6 +468,7 @@ async def test_a_submission_with_bad_content_is_a_job_that_failed(world: World) 
     assert (await client.finished(2)).state == "done"
 
 
+@pytest.mark.ci
 async def test_bad_content_in_the_name_of_a_job_that_runs_does_not_end_it(world: World) -> None:
     client = await world.client()
     module = await client.kernel("forever")

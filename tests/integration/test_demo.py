@@ -19,7 +19,7 @@ from gpud.demo.offline_kernels import OFFLINE
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

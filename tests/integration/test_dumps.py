@@ -9,6 +9,8 @@ import pytest
 
 import gpud_client as gc
 
+pytestmark = pytest.mark.ci
+
 SOURCE = """
 extern "C" __global__ void fill(int* x, int v) { x[threadIdx.x] = v; }
 extern "C" __global__ void other(int* x, int v) { x[threadIdx.x] = -v; }

@@ -185,6 +185,7 @@ def test_run_of_what_cannot_be(
     assert all(word in err for word in words), err
 
 
+@pytest.mark.ci
 def test_run_needs_no_name_of_the_only_kernel(daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "x.cu"
     file.write_text("namespace a { __global__ void fill(float* x) { x[threadIdx.x] = 7; } }")
@@ -233,6 +234,7 @@ def test_kernels_have_the_names_that_people_write(daemon: Daemon, tmp_path: Path
     assert ended[-1] == ["lab::plainly"]
 
 
+@pytest.mark.ci
 def test_run_into_a_pipe_says_once_why_it_waits(daemon: Daemon) -> None:
     assert daemon.gpuctl("pause")[0] == 0
     try:
@@ -306,6 +308,7 @@ def test_a_terminal_shows_what_is_being_done(daemon: Daemon) -> None:
 # -- looking and managing ------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_run_says_what_is_lost_with_its_daemon() -> None:
     with Daemon() as own:
         process = own.serve()
@@ -331,6 +334,7 @@ def test_settings_say_when_they_change(daemon: Daemon) -> None:
     assert lines["policy"].endswith("at a restart")
 
 
+@pytest.mark.ci
 def test_a_job_is_seen_resized_and_cancelled_from_another_shell(daemon: Daemon) -> None:
     with daemon.slow("--quota", "100%") as command:
         job = daemon.job("running")
@@ -357,6 +361,7 @@ def test_a_job_is_seen_resized_and_cancelled_from_another_shell(daemon: Daemon) 
     assert job in daemon.gpuctl("ps", "--all")[1]
 
 
+@pytest.mark.ci
 def test_every_look_works_on_the_real_daemon(daemon: Daemon) -> None:
     assert daemon.run("saxpy", "-g", "1", "-b", "32", "-a", "1", "-a", "null", "-a", "null",
                       "-a", "0")[0] == 0  # fmt: skip
@@ -388,6 +393,7 @@ def test_events_are_followed(daemon: Daemon) -> None:
 # -- the daemon as a program ---------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_the_event_log_of_a_daemon_replays(tmp_path: Path) -> None:
     log = tmp_path / "events"
     with Daemon() as daemon:

@@ -16,6 +16,8 @@ from gpud.units import JobId
 from tests.unit.cpu.device_helpers import rewritten
 from tests.unit.host.front_peer import SOURCE, TIMEOUT_S, Peer, Session, row
 
+pytestmark = pytest.mark.ci
+
 
 def test_a_closed_socket_ends_a_host_whose_kernels_never_end() -> None:
     peer = Peer("cpu:1")

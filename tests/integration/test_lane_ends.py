@@ -15,6 +15,8 @@ import pytest
 import gpud_client as gc
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.ci
+
 LIMIT_S = 60.0
 SOURCE = r"""
 extern "C" __global__ void add(unsigned* out) { atomicAdd(out, 1u); }

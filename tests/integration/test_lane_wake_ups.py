@@ -9,6 +9,8 @@ import pytest
 import gpud_client as gc
 from gpud_client.launch import lane_completions
 
+pytestmark = pytest.mark.ci
+
 SOURCE = 'extern "C" __global__ void put(unsigned* out, unsigned i) { out[threadIdx.x] = i; }'
 ROUND_TRIPS, LIMIT_S = 60_000, 2.0
 

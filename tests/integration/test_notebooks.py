@@ -17,6 +17,8 @@ import gpud_client as gc
 from tests.integration.daemon_world import until as eventually
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.ci
+
 IPython: Any = pytest.importorskip("IPython", reason="IPython is in the extra dev")
 
 SPIN = r"""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import gpud_client as gc
+
+pytestmark = pytest.mark.ci
 
 TIMEOUT_S = 60.0
 

@@ -24,6 +24,8 @@ from gpud.wire import messages as wm
 from tests.faults.client_kills.clients import SOURCE as RAW_SOURCE
 from tests.support.raw_client import Raw
 
+pytestmark = pytest.mark.ci
+
 TIMEOUT_S = 60.0
 SOURCE = r"""
 __device__ int calls;

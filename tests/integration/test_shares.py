@@ -10,6 +10,8 @@ import pytest
 
 import gpud_client as gc
 
+pytestmark = pytest.mark.ci
+
 # Task blocks of about a millisecond, and far more of them than the test lasts.
 SPIN = r"""
 extern "C" __global__ void spin(float* out, int n) {

@@ -70,6 +70,7 @@ async def test_why_names_what_may_be_named() -> None:
         assert refused["code"] == "unknown-name"
 
 
+@pytest.mark.ci
 async def test_why_of_a_job_that_has_ended() -> None:
     async with World() as world:
         alice, bob = await full(world)

@@ -61,6 +61,7 @@ def test_a_job_uses_the_memory_of_one_workload_in_its_iterations(
             step.submit(1, 64, (own, own, 64)).result(20)
 
 
+@pytest.mark.ci
 def test_lanes_and_online_jobs_run_in_turns_and_between_them() -> None:
     with serving("--turn-slice", "5ms") as daemon, gc.connect(daemon.path) as gpu:
         step, linger = gpu.kernel(STEP, "step"), gpu.kernel(STEP, "linger")
@@ -96,6 +97,7 @@ def test_lanes_and_online_jobs_run_in_turns_and_between_them() -> None:
                 assert turn.new
 
 
+@pytest.mark.ci
 def test_a_paused_device_begins_no_iteration() -> None:
     with (
         serving("--turn-overstay", "50ms") as daemon,
@@ -132,6 +134,7 @@ def _waiting(gpu: Any) -> list[Any]:
     return [row for row in gpu.query("workloads")["workloads"] if row["waits_for_turn"]]
 
 
+@pytest.mark.ci
 def test_two_threads_do_not_share_a_workload() -> None:
     with gc.local("cpu:1") as gpu, gpu.workload("1MiB", "1MiB", 0) as work:
         problems: list[str] = []

@@ -58,6 +58,7 @@ def test_the_iterations_of_a_time_slice_are_not_asked_for() -> None:
         assert _row(one, busy)["iterations"] + busy._unreported >= count
 
 
+@pytest.mark.ci
 def test_a_program_that_does_nothing_gives_its_turn_back() -> None:
     with (
         serving("--turn-slice", "1h", "--turn-linger", "20ms") as daemon,
@@ -81,6 +82,7 @@ def test_a_program_that_does_nothing_gives_its_turn_back() -> None:
         assert late
 
 
+@pytest.mark.ci
 def test_a_lease_ends_with_its_program_and_with_a_pause() -> None:
     with serving("--turn-slice", "1h") as daemon, gc.connect(daemon.path) as two:
         with gc.connect(daemon.path) as one:

@@ -75,6 +75,7 @@ def _away(gpu: Any) -> list[Any]:
     return list(gpu.query("workloads")["devices"][0]["away"].values())
 
 
+@pytest.mark.ci
 def test_what_a_movable_workload_keeps_is_used_within_iterations() -> None:
     with gc.local("cpu:1") as gpu:
         with pytest.raises(ValueError, match="gpuctl workloads shows what"):
@@ -97,6 +98,7 @@ def test_what_a_movable_workload_keeps_is_used_within_iterations() -> None:
             array.get()
 
 
+@pytest.mark.ci
 def test_what_persists_outlives_the_device_host() -> None:
     """Its content is in files of the machine, as is what a movable workload has away."""
     with (
@@ -126,6 +128,7 @@ def test_what_persists_outlives_the_device_host() -> None:
                 assert kept[number].get()[0] == number / 2 + 1
 
 
+@pytest.mark.ci
 def test_without_host_memory_a_movable_workload_waits() -> None:
     with (
         serving("--memory", "16MiB", "--moved-memory", "0") as daemon,
@@ -145,6 +148,7 @@ def test_without_host_memory_a_movable_workload_waits() -> None:
         assert opened
 
 
+@pytest.mark.ci
 def test_a_client_killed_while_regions_are_away_is_missed_by_nobody() -> None:
     script = (
         "import gpud_client as gc, numpy as np\n"

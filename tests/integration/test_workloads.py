@@ -63,6 +63,7 @@ def test_two_programs_take_turns_and_keep_their_values() -> None:
             assert gpu.query("memory")["devices"][0]["memory_used_bytes"] == 0
 
 
+@pytest.mark.ci
 def test_training_in_turns_has_the_losses_of_training_alone() -> None:
     iterations = 6
 
@@ -113,6 +114,7 @@ def test_a_workload_waits_until_there_is_room_and_one_too_large_is_refused() -> 
         one.zeros(9 << 20, np.uint8)
 
 
+@pytest.mark.ci
 def test_temporary_memory_is_zero_at_the_next_turn_and_its_arrays_end() -> None:
     with serving("--turn-linger", "0") as daemon, gc.connect(daemon.path) as gpu:
         one, two = gpu.workload("1MiB", "1MiB"), gpu.workload("1MiB", "1MiB")
@@ -139,6 +141,7 @@ def test_temporary_memory_is_zero_at_the_next_turn_and_its_arrays_end() -> None:
                 turn.empty(1 << 20, np.uint8)
 
 
+@pytest.mark.ci
 def test_a_workload_alone_asks_nobody_until_another_comes() -> None:
     with serving() as daemon, gc.connect(daemon.path) as one, gc.connect(daemon.path) as two:
         work = one.workload("1MiB", "1MiB")
@@ -171,6 +174,7 @@ def test_a_workload_alone_asks_nobody_until_another_comes() -> None:
         np.testing.assert_array_equal(kept.get(), expected(54))
 
 
+@pytest.mark.ci
 def test_persistent_memory_grows_at_its_place_as_far_as_its_offset() -> None:
     with gc.local("cpu:1") as gpu, gpu.workload("1MiB", "1MiB", offset="1MiB") as work:
         first = work.array(np.arange(1 << 17, dtype=np.float64))
@@ -254,6 +258,7 @@ def _by_hand(*messages: Any) -> Any:
         yield Notification(message)
 
 
+@pytest.mark.ci
 def test_a_client_that_is_killed_in_its_turn_gives_everything_back(tmp_path: Path) -> None:
     script = (
         "import gpud_client as gc, time\n"
@@ -357,6 +362,7 @@ def test_memory_that_learning_gives_back_can_be_the_next_ones_at_once() -> None:
         assert (kept.get() == np.arange(100)).all()
 
 
+@pytest.mark.ci
 def test_who_overstays_is_named_and_can_be_ended() -> None:
     with (
         serving("--turn-overstay", "100ms") as daemon,
@@ -382,6 +388,7 @@ def test_who_overstays_is_named_and_can_be_ended() -> None:
         assert "there is no workload w99" in unknown.stderr
 
 
+@pytest.mark.ci
 def test_the_list_shows_zones_to_scale() -> None:
     with serving("--memory", "64MiB") as daemon, gc.connect(daemon.path) as gpu:
         assert "no workloads" in gpuctl(daemon, "workloads").stdout
@@ -404,6 +411,7 @@ def test_the_list_shows_zones_to_scale() -> None:
             assert all(one["user"] and one["program"] for one in answer["workloads"])
 
 
+@pytest.mark.ci
 def test_workloads_can_be_awaited() -> None:
     async def run() -> None:
         async with gc.alocal("cpu:2") as gpu:

@@ -13,6 +13,8 @@ import pytest
 import gpud_client as gc
 from tests.gpu.served_daemon import Served
 
+pytestmark = pytest.mark.ci
+
 STEP = r"""
 extern "C" __global__ void step(float* kept, float* scratch, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

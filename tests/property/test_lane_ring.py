@@ -8,7 +8,12 @@ from tests.property.lane_ring_model import Fault, Model, search
 
 
 @pytest.mark.parametrize(
-    "model", [Model(), Model(ahead=2), Model(total=2)], ids=["one", "ahead", "shared"]
+    "model",
+    [
+        pytest.param(Model(), id="one"),
+        pytest.param(Model(ahead=2), id="ahead"),
+        pytest.param(Model(total=2), id="shared", marks=pytest.mark.ci),
+    ],
 )
 def test_no_lost_wake_up_in_any_interleaving(model: Model) -> None:
     assert search(model) > 1000

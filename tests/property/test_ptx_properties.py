@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from gpud.compiler.ptx.printer import print_module
 from gpud.errors import CallerError
 from tests.compiler.support.ptx_samples import EVERYTHING
 from tests.property.ptx_trees import modules
+
+pytestmark = pytest.mark.ci
 
 SLOW = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True

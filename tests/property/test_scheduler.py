@@ -739,6 +739,7 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("make", "expected"), FAULTS)
 def test_a_planted_fault_is_caught(make: Callable[[], Scheduler], expected: set[str]) -> None:
     found: set[str] = set()

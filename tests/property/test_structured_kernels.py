@@ -26,6 +26,8 @@ from tests.property.structured_kernels import KEPT, Generator, Kernel, Statement
 from tests.property.structured_ptx import to_ptx
 from tests.support.resizable_run import ResizableRun
 
+pytestmark = pytest.mark.ci
+
 EXAMPLES = int(os.environ.get("GPUD_STRUCTURED_KERNELS", "12"))
 TIMEOUT_S = 30.0
 N = 5

@@ -293,6 +293,7 @@ def test_a_block_that_leaves_with_what_it_holds_is_found(chunk: int, ahead: int)
         explore(3, Rules(chunk=chunk, ahead=ahead, drop_held=True))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("total", "chunk", "ahead"), [(2, 1, 1), (3, 1, 2)])
 def test_what_is_given_back_is_run_once(total: int, chunk: int, ahead: int) -> None:
     assert explore(total, Rules(chunk=chunk, ahead=ahead, give_back=True)) > 3_000

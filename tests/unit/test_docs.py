@@ -30,7 +30,12 @@ def examples_of(page: Path) -> list[str]:
 
 
 PYTHON_EXAMPLES = [
-    pytest.param(example, id=f"{page.name}-{number}")
+    pytest.param(
+        example,
+        id=f"{page.name}-{number}",
+        # A page's examples start a daemon each: only README's run for every change.
+        marks=() if page.name == "README.md" else pytest.mark.ci,
+    )
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
     for number, example in enumerate(examples_of(page))
     if "import gpud_ray" not in example  # contrib/ray/tests runs these: Ray is not installed here

@@ -18,6 +18,8 @@ from bench.mutation.scratch import Scratch
 from bench.mutation.table import by_package, compared, survivors
 from bench.mutation.test_map import MOST_TESTS, Killers, Recorded, TestMap, chosen, in_batches
 
+pytestmark = pytest.mark.ci
+
 MODULE = '''\
 """A ledger."""
 def room(capacity, taken):

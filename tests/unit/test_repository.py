@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CI
-
 ROOT = Path(__file__).parents[2]
 SKIP = {".git", ".venv", ".venv-ray", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 SKIP |= {".gpu", ".hypothesis", "build", "dist", "site"}
@@ -79,14 +77,3 @@ def test_ci_is_executable_and_well_formed() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-def test_the_tests_of_continuous_integration_exist() -> None:
-    missing = []
-    for name in CI:
-        path, _, function = name.partition("::")
-        file = ROOT / path
-        function = function.partition("[")[0]
-        if not file.exists() or f"def {function}" not in file.read_text():
-            missing.append(name)
-    assert missing == []

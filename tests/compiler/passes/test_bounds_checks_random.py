@@ -23,6 +23,8 @@ from gpud.compiler.ptx.verify import verify
 from tests.compiler.support.bounds_oracle import ARENA, COEF, LOCAL, SHARED, TABLE, run
 from tests.compiler.support.flat_programs import program
 
+pytestmark = pytest.mark.ci
+
 POINTERS = 3
 MIDDLE = ARENA[0] + ARENA[1] // 2
 EDGES = [

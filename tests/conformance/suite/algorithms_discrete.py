@@ -47,7 +47,7 @@ def _crc_make(rng: Rng) -> Args:
     return [records, np.int32(length), np.zeros(n, np.uint32), np.int32(n)]
 
 
-@CASES.cuda("crc32", CRC32, 6, 96, _crc_make, "bar.sync")
+@CASES.cuda("crc32", CRC32, 6, 96, _crc_make, "bar.sync", long=True)
 def _crc_expect(args: Args) -> dict[int | str, Any]:
     return {2: np.array([zlib.crc32(row.tobytes()) for row in args[0]], np.uint32)}
 
@@ -108,7 +108,13 @@ def _sha_make(rng: Rng) -> Args:
 
 
 @CASES.cuda(
-    "sha256", SHA256, 3, 56, _sha_make, "shf prmt constant-bank local-array block.partial-warp"
+    "sha256",
+    SHA256,
+    3,
+    56,
+    _sha_make,
+    "shf prmt constant-bank local-array block.partial-warp",
+    long=True,
 )
 def _sha_expect(args: Args) -> dict[int | str, Any]:
     digests = [hashlib.sha256(row[:55].tobytes()).digest() for row in args[0]]

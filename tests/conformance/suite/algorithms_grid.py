@@ -108,6 +108,7 @@ def _convolution_make(rng: Rng) -> Args:
     _convolution_make,
     "constant-bank shared.static module-symbol",
     symbols={"taps": _TAPS},
+    long=True,
 )
 def _convolution_expect(args: Args) -> dict[int | str, Any]:
     image = np.pad(args[0], 2, mode="edge")

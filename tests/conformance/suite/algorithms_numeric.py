@@ -46,7 +46,7 @@ def _black_scholes_make(rng: Rng) -> Args:
     return [spot, strike, years, np.float64(0.02), np.float64(0.3), zero, zero.copy(), np.int32(n)]
 
 
-@CASES.cuda("black_scholes", BLACK_SCHOLES, 10, 96, _black_scholes_make, "math.f64")
+@CASES.cuda("black_scholes", BLACK_SCHOLES, 10, 96, _black_scholes_make, "math.f64", long=True)
 def _black_scholes_expect(args: Args) -> dict[int | str, Any]:
     def price(s: float, k: float, t: float) -> tuple[float, float]:
         def phi(x: float) -> float:
@@ -134,7 +134,7 @@ def _softmax_make(rng: Rng) -> Args:
     return [values, np.zeros_like(values), np.int32(301)]
 
 
-@CASES.cuda("softmax", SOFTMAX, 17, 96, _softmax_make, "math.f32 shfl.sync bar.sync")
+@CASES.cuda("softmax", SOFTMAX, 17, 96, _softmax_make, "math.f32 shfl.sync bar.sync", long=True)
 def _softmax_expect(args: Args) -> dict[int | str, Any]:
     x = args[0].astype(np.float64)
     e = np.exp(x - x.max(axis=1, keepdims=True))

@@ -252,6 +252,6 @@ def _histogram_make(rng: Rng) -> Args:
     return [values, np.zeros(256, np.uint32), np.uint32(n)]
 
 
-@CASES.cuda("histogram", HISTOGRAM, 15, 192, _histogram_make, "atom.shared atom.global")
+@CASES.cuda("histogram", HISTOGRAM, 15, 192, _histogram_make, "atom.shared atom.global", long=True)
 def _histogram_expect(args: Args) -> dict[int | str, Any]:
     return {1: np.bincount(args[0], minlength=256).astype(np.uint32)}

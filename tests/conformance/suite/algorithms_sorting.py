@@ -46,7 +46,7 @@ def _bitonic_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**63, (9, 512)).astype(np.uint64) * np.uint64(2)]
 
 
-@CASES.cuda("bitonic_sort", BITONIC_SORT, 9, 256, _bitonic_make)
+@CASES.cuda("bitonic_sort", BITONIC_SORT, 9, 256, _bitonic_make, long=True)
 def _bitonic_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.sort(args[0], axis=1)}
 
@@ -86,7 +86,7 @@ def _radix_make(rng: Rng) -> Args:
     return [keys, np.zeros_like(keys), np.zeros((16, blocks), np.uint32), np.int32(8)]
 
 
-@CASES.cuda("radix_pass", RADIX_PASS, 11, 256, _radix_make, "match.sync bar.sync nctaid")
+@CASES.cuda("radix_pass", RADIX_PASS, 11, 256, _radix_make, "match.sync bar.sync nctaid", long=True)
 def _radix_expect(args: Args) -> dict[int | str, Any]:
     keys, _, _, shift = args
     digits = keys >> np.uint32(shift) & 15
@@ -122,6 +122,6 @@ def _merge_make(rng: Rng) -> Args:
     return [a, np.int32(na), b, np.int32(nb), np.zeros(na + nb, np.int16), np.int32(5)]
 
 
-@CASES.cuda("merge_path", MERGE_PATH, 9, 120, _merge_make)
+@CASES.cuda("merge_path", MERGE_PATH, 9, 120, _merge_make, long=True)
 def _merge_expect(args: Args) -> dict[int | str, Any]:
     return {4: np.sort(np.concatenate([args[0], args[2]]))}

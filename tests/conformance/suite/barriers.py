@@ -238,4 +238,5 @@ CASES.cuda(
     _leaving_make,
     expected_form="persistent-exit-aware",
     covers=_EARLY + " barrier.loop atom.shared",
+    long=True,
 )(_leaving_expect)

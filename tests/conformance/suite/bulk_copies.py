@@ -54,6 +54,7 @@ def _pipeline_make(rng: Rng) -> Args:
 @CASES.cuda(
     "memcpy_async", PIPELINE, 7, 96, _pipeline_make, "cp.async.bulk mbarrier cuda-headers",
     arch="compute_90", headers=True,
+    long=True,
 )  # fmt: skip
 def _pipeline_expect(args: Args) -> dict[int | str, Any]:
     return {1: args[0][:, :, ::-1] + np.arange(5, dtype=np.int32)[:, None]}
@@ -182,6 +183,7 @@ def _numbers(rng: Rng, type_: Any) -> Any:
     "cp.reduce.async.bulk",
     arch="compute_90",
     version="8.6",
+    long=True,
 )
 def _reduction_expect(args: Args) -> dict[int | str, Any]:
     result = args[1].copy()

@@ -214,6 +214,7 @@ CASES: tuple[Case, ...] = (
         _signatures_make,
         _signatures_expect,
         covers=frozenset({"call", "call.indirect", "call.signature", "parameter.struct"}),
+        long=True,
     ),
     Case(
         "waiting_signatures",
@@ -223,6 +224,7 @@ CASES: tuple[Case, ...] = (
         _waiting_make,
         _waiting_expect,
         covers=frozenset({"call", "call.indirect", "call.signature", "call.barrier"}),
+        long=True,
     ),
     Case(
         "placed_objects",
@@ -232,5 +234,6 @@ CASES: tuple[Case, ...] = (
         _objects_make,
         _objects_expect,
         covers=frozenset({"call", "call.indirect", "call.signature", "malloc"}),
+        long=True,
     ),
 )

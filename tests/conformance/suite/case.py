@@ -151,6 +151,8 @@ class Case:
         labels: what each argument is, for messages; may be shorter than the argument list.
         headers: whether the source includes CUDA's headers, which may not be installed.
         opcodes: whether the kernel is a table of instructions (`sweep`), one output for each.
+        long: it takes seconds to compile or to run in all forms, for what it adds to the rest: only
+            continuous integration runs it.
     """
 
     name: str
@@ -179,6 +181,7 @@ class Case:
     labels: tuple[str, ...] = ()
     headers: bool = False
     opcodes: bool = False
+    long: bool = False
 
     @property
     def is_ptx(self) -> bool:

@@ -220,7 +220,7 @@ def _divergent_make(rng: Rng) -> Args:
     return [rng.integers(-500, 500, (6, 120)).astype(np.int32)]
 
 
-@CASES.cuda("divergent", DIVERGENT, 6, 120, _divergent_make, "divergence bar.sync")
+@CASES.cuda("divergent", DIVERGENT, 6, 120, _divergent_make, "divergence bar.sync", long=True)
 def _divergent_expect(args: Args) -> dict[int | str, Any]:
     def branch(v: int, t: int) -> int:
         kind = v & 7

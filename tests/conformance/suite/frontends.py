@@ -133,6 +133,7 @@ def _numba_make(rng: Rng) -> Args:
     "numba common long-name parameter.null",
     kernel=_NUMBA_NAME,
     counts="symbol",
+    long=True,
 )
 def _numba_expect(args: Args) -> dict[int | str, Any]:
     return {17: (args[17].array + args[16].array.sum(axis=1)).astype(np.float32)}

@@ -247,7 +247,14 @@ def _cub_make(rng: Rng) -> Args:
 
 
 @CASES.cuda(
-    "cub_sort", CUB, 7, 64, _cub_make, "cuda-headers cub many-globals bar.sync", headers=True
+    "cub_sort",
+    CUB,
+    7,
+    64,
+    _cub_make,
+    "cuda-headers cub many-globals bar.sync",
+    headers=True,
+    long=True,
 )
 def _cub_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.sort(args[0], axis=1), 1: args[0].sum(axis=1, dtype=np.uint32)}
@@ -280,7 +287,14 @@ def _standard_make(rng: Rng) -> Args:
 
 
 @CASES.cuda(
-    "standard_library", STANDARD, 5, 32, _standard_make, "cuda-headers many-globals", headers=True
+    "standard_library",
+    STANDARD,
+    5,
+    32,
+    _standard_make,
+    "cuda-headers many-globals",
+    headers=True,
+    long=True,
 )
 def _standard_expect(args: Args) -> dict[int | str, Any]:
     x, y = args[0].T

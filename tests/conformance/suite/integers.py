@@ -392,5 +392,6 @@ CASES: tuple[Case, ...] = (
         _int128_make,
         _int128_expect,
         covers=frozenset({"integer.128", "call"}),
+        long=True,
     ),
 )

@@ -81,6 +81,7 @@ def _held(matrix: Array) -> Array:
     _make,
     "ldmatrix stmatrix movmatrix",
     arch="compute_90",
+    long=True,
 )
 def _expect(args: Args) -> dict[int | str, Any]:
     out = np.zeros_like(args[1])

@@ -251,7 +251,7 @@ def _mma(text: str, version: str = "8.0") -> None:
     name = re.sub(r"\W+", "_", text.replace(".sync.aligned", "").replace(".row.col", ""))
     CASES.ptx(
         name, "u64 a, u64 b, u64 c, u64 d", "\n".join(body), 3, 64, make, "mma tensor-core",
-        arch="compute_90", version=version,
+        arch="compute_90", version=version, long=product.shape != (16, 8, 16),
     )(expect)  # fmt: skip
 
 
@@ -381,6 +381,7 @@ def _wmma(text: str, layouts: str, space: str) -> None:
     CASES.ptx(
         name, "u64 a, u64 b, u64 c, u64 d", "\n".join(body), _WARPS if space == "shared" else 3,
         32 if space == "shared" else 64, make, "wmma tensor-core", arch="compute_90",
+        long=layouts[:2] != "rc" or product.shape[:2] != (16, 16),  # the others are much like these
     )(expect)  # fmt: skip
 
 

@@ -73,6 +73,7 @@ def _widths_make(rng: Rng) -> Args:
     56,
     _widths_make,
     "ld.global st.global vector-access",
+    long=True,
 )
 def _widths_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.repeat(args[0][:, :1], _SLOTS, axis=1)}

@@ -142,7 +142,7 @@ def _heap_make(rng: Rng) -> Args:
     return [rng.integers(0, 12, n).astype(np.int32), np.zeros(n, np.int64), np.int32(n)]
 
 
-@CASES.cuda("device_heap", HEAP, 5, 32, _heap_make, "malloc generic")
+@CASES.cuda("device_heap", HEAP, 5, 32, _heap_make, "malloc generic", long=True)
 def _heap_expect(args: Args) -> dict[int | str, Any]:
     out = []
     for i, length in enumerate(args[0].tolist()):
@@ -200,7 +200,7 @@ def _print_output(args: Args) -> list[str]:
     return [*lines, "no arguments", "1 2", "3"]
 
 
-@CASES.cuda("print_all", PRINT, 3, 8, _print_make, "printf", output=_print_output)
+@CASES.cuda("print_all", PRINT, 3, 8, _print_make, "printf", output=_print_output, long=True)
 def _unchanged(args: Args) -> dict[int | str, Any]:
     return {}
 

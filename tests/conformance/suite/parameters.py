@@ -147,7 +147,9 @@ def _copy_make(rng: Rng) -> Args:
     return [rng.integers(0, 2**32, 14).astype(np.uint32).tobytes(), np.zeros(120, np.uint32)]
 
 
-@CASES.cuda("struct_local_copy", LOCAL_COPY, 1, 120, _copy_make, "parameter.struct local-array")
+@CASES.cuda(
+    "struct_local_copy", LOCAL_COPY, 1, 120, _copy_make, "parameter.struct local-array", long=True
+)
 def _copy_expect(args: Args) -> dict[int | str, Any]:
     out = []
     for i in range(120):

@@ -213,7 +213,9 @@ def _copy_make(rng: Rng) -> Args:
     return [_integers(rng, (7, 5, 128)), np.zeros((7, 128), np.int32), np.int32(5)]
 
 
-@CASES.cuda("copy_async", COPY_ASYNC, 7, 64, _copy_make, "cp.async bar.sync", arch="compute_80")
+@CASES.cuda(
+    "copy_async", COPY_ASYNC, 7, 64, _copy_make, "cp.async bar.sync", arch="compute_80", long=True
+)
 def _copy_expect(args: Args) -> dict[int | str, Any]:
     data = args[0].copy()
     for thread in range(56, 64):

@@ -144,7 +144,8 @@ def _texture(
 
     chosen = fetch or _FETCHES[dimensions].replace("{type}", type_)
     source = _SOURCE.replace("NAME", name).replace("TYPE", type_).replace("FETCH", chosen)
-    CASES.cuda(name, source, 6, 128, make, "texture", forms=_FORMS)(expect)
+    long = dimensions == 3
+    CASES.cuda(name, source, 6, 128, make, "texture", forms=_FORMS, long=long)(expect)
 
 
 _texture("tex1d_point", (57,), np.float32, "float")

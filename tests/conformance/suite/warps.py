@@ -259,7 +259,7 @@ def _welford_make(rng: Rng) -> Args:
     return [rng.normal(5, 2, (14, 101)), np.zeros((14, 2)), np.int32(101)]
 
 
-@CASES.cuda("welford", WELFORD, 14, 32, _welford_make, "shfl.sync float.f64")
+@CASES.cuda("welford", WELFORD, 14, 32, _welford_make, "shfl.sync float.f64", long=True)
 def _welford_expect(args: Args) -> dict[int | str, Any]:
     x = args[0]
     return {1: Within(np.stack([x.mean(axis=1), x.var(axis=1)], axis=1), rtol=1e-12)}
@@ -286,4 +286,5 @@ CASES.ptx(
     arch="compute_90",
     forms="unmodified sliced",
     expected_form="sliced",
+    long=True,
 )(lambda args: _redux_expect(args, parted=True))

@@ -65,6 +65,7 @@ extern "C" __global__ void blur(cudaTextureObject_t t, float* out, int w, int h)
 """
 
 
+@pytest.mark.ci
 def test_a_job_reads_through_a_texture() -> None:
     values = np.arange(48, dtype=np.float32).reshape(6, 8)
     with gc.local("cpu:1") as gpu:

@@ -128,6 +128,7 @@ def released(device: CPUDevice, claims: cw.Claims, nodes: int, change: Any = rep
     raise AssertionError("nothing was left whenever a release came")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("claims", "change"),
     [((1, 1), replace), ((1, 3), replace), ((4, 2), count_chunks), ((2, 2), add_news)],
@@ -160,6 +161,7 @@ def check(world: World) -> None:
     assert world.done == sum(expected)
 
 
+@pytest.mark.ci
 def test_a_released_block_leaves_at_once(device: CPUDevice) -> None:
     """It runs nothing that it has claimed in advance; without a stack it does."""
     left = {}
@@ -170,6 +172,7 @@ def test_a_released_block_leaves_at_once(device: CPUDevice) -> None:
     assert left[NODES] >= 4, "a claim that was given back"
 
 
+@pytest.mark.ci
 def test_who_finds_no_node_runs_its_claim(device: CPUDevice) -> None:
     world = released(device, cw.Claims(1, 2), nodes=1)
     assert len(world.returned) == 1

@@ -92,6 +92,7 @@ extern "C" __global__ void product(const unsigned* a, const unsigned* b, const f
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [(), ("--use_fast_math",)])
 def test_a_sum_is_rounded_once_and_keeps_subnormal_numbers(options: tuple[str, ...]) -> None:
     """Every element of A is x and of B is y, so that each result is c + 8 x y."""

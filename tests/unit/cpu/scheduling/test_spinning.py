@@ -69,8 +69,15 @@ def spinning(device: CPUDevice, name: str, form: Form, grid: int = 6) -> tuple[R
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("form", ["persistent", "sliced"])
-@pytest.mark.parametrize("name", ["later", "backing_off"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("later", "persistent"),
+        pytest.param("later", "sliced", marks=pytest.mark.ci),
+        pytest.param("backing_off", "persistent", marks=pytest.mark.ci),
+        pytest.param("backing_off", "sliced", marks=pytest.mark.ci),
+    ],
+)
 def test_it_fails_and_says_what_to_do(device: CPUDevice, name: str, form: Form) -> None:
     job, _ = spinning(device, name, form)
     job.resize(2)
@@ -85,6 +92,7 @@ def test_it_fails_and_says_what_to_do(device: CPUDevice, name: str, form: Form) 
     again.result(TIMEOUT_S)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("name", ["counting", "by_clock", "working"])
 def test_what_ends_by_itself_is_left_alone(device: CPUDevice, name: str) -> None:
