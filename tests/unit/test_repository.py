@@ -28,7 +28,7 @@ def text_files() -> list[Path]:
     found = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = sorted(set(folders) - SKIP)
-        found += [Path(folder, name) for name in sorted(names)]
+        found += [Path(folder, name) for name in sorted(set(names) - SKIP)]  # .git may be a file
     return [path for path in found if b"\0" not in path.read_bytes()[:4096]]
 
 
