@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Draining,
         GpudError,
         IllegalAddress,
+        ImageError,
         InvalidArgument,
         JobCancelled,
         JobError,
@@ -66,9 +67,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "gpud.errors": (
         "AdmissionError", "CheckFailed", "CompileError", "ConnectionLost", "DeviceLost", "Draining",
-        "GpudError", "IllegalAddress", "InvalidArgument", "JobCancelled", "JobError", "JobTimeout",
-        "KernelNotFound", "KernelRejected", "KernelTrap", "LaunchConfigError", "LimitExceeded",
-        "MissingDependency", "OutOfMemory", "UnknownName",
+        "GpudError", "IllegalAddress", "ImageError", "InvalidArgument", "JobCancelled", "JobError",
+        "JobTimeout", "KernelNotFound", "KernelRejected", "KernelTrap", "LaunchConfigError",
+        "LimitExceeded", "MissingDependency", "OutOfMemory", "UnknownName",
     ),
     "gpud.units": ("Share",),
     "gpud_client.aio.lanes": ("AsyncLane",),
@@ -110,6 +111,7 @@ __all__ = [
     "Draining",
     "GpudError",
     "IllegalAddress",
+    "ImageError",
     "InvalidArgument",
     "Job",
     "JobCancelled",

@@ -155,7 +155,7 @@ class SessionBase(
     @operation
     def kernel(
         self,
-        source: str,
+        source: str | bytes | Sequence[bytes],
         name: str,
         options: Sequence[str] = (),
         form: str | None = None,
@@ -168,7 +168,8 @@ class SessionBase(
         The daemon caches compiled programs, so the same request is quick the next time.
 
         Args:
-            source: CUDA C++ or PTX.
+            source: CUDA C++ or PTX as text; or bytes as the CUDA driver takes them: PTX, or a
+                fat binary that holds it. Several such images are linked.
             name: Of the kernel: in C++, with its namespace or, if it is the only one, without;
                 ``"axpy<float>"`` for a template; or in the PTX, mangled.
             options: For NVRTC, such as ``"-DN=4"``.
@@ -180,6 +181,7 @@ class SessionBase(
 
         Raises:
             CompileError: The source does not compile; ``error.log`` is the compiler's output.
+            ImageError: An image holds no PTX: machine code, for instance.
             KernelNotFound: There is no such kernel.
             KernelRejected: gpud cannot run it; the message says why.
         """
@@ -192,7 +194,7 @@ class SessionBase(
     @operation
     def module(
         self,
-        source: str,
+        source: str | bytes | Sequence[bytes],
         names: Sequence[str] = (),
         options: Sequence[str] = (),
         form: str | None = None,
@@ -203,7 +205,7 @@ class SessionBase(
         """Compile a source whose kernels share variables; see `kernel`.
 
         Args:
-            source: CUDA C++ or PTX.
+            source: CUDA C++ or PTX, or images.
             names: Kernels that will be used; template instances must be named.
             options: For NVRTC.
             form: Force this form for every kernel.
@@ -314,27 +316,22 @@ class SessionBase(
 
     def _compile(
         self,
-        source: str,
+        source: str | bytes | Sequence[bytes],
         names: Sequence[str],
         options: Sequence[str],
         form: str | None,
         progress: str | None,
         device: Device | int | None,
     ) -> Operation[ModuleT]:
-        if not isinstance(source, str):
-            raise TypeError(
-                f"the source is text, CUDA C++ or PTX, not {type(source).__name__}"
-                + (_READ_IT if isinstance(source, os.PathLike) else "")
-            )
-        if source.endswith((".cu", ".cuh", ".ptx")) and "\n" not in source:
-            raise ValueError(f"the source is text, CUDA C++ or PTX, not a path{_READ_IT}")
+        text, images = _text_or_images(source)
         if form not in _FORMS:
             raise ValueError(f"form is persistent, sliced or whole, not {form!r}")
         if progress not in _PROGRESS:
             raise ValueError(f"progress is independent or blocks, not {progress!r}")
         module = self._module_class(
             self,
-            source,
+            text,
+            images,
             _texts("names", names),
             _texts("options", options),
             form,
@@ -346,6 +343,22 @@ class SessionBase(
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _text_or_images(source: str | bytes | Sequence[bytes]) -> tuple[str, tuple[bytes, ...]]:
+    """Return a source as text, or as images, and the other empty."""
+    if isinstance(source, str):
+        if source.endswith((".cu", ".cuh", ".ptx")) and "\n" not in source:
+            raise ValueError(f"the source is text, CUDA C++ or PTX, not a path{_READ_IT}")
+        return source, ()
+    parts = (source,) if isinstance(source, bytes | bytearray | memoryview) else source
+    if isinstance(parts, tuple | list) and parts:
+        if all(isinstance(part, bytes | bytearray | memoryview) for part in parts):
+            return "", tuple(map(bytes, parts))
+    raise TypeError(
+        f"the source is text, CUDA C++ or PTX, or images as bytes, not {type(source).__name__}"
+        + (_READ_IT if isinstance(source, os.PathLike) else "")
+    )
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

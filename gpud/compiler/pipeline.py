@@ -42,6 +42,7 @@ from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.forms.rules import PROGRESS
+from gpud.compiler.images.image import ptx_of
 from gpud.compiler.kernel_names import is_mangled, is_plain, plain_names, shown_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
@@ -67,7 +68,14 @@ from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.toolchain.declared_types import declared_types
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.compiler.toolchain.pointer_types import pointer_types
-from gpud.errors import EmptySource, GpudError, InternalError, KernelNotFound, KernelRejected
+from gpud.errors import (
+    CompileError,
+    EmptySource,
+    GpudError,
+    InternalError,
+    KernelNotFound,
+    KernelRejected,
+)
 
 __all__ = [
     "Compilation",
@@ -91,13 +99,14 @@ def compile_program(
     kill: bool = True,
     progress: str | None = None,
     check: bool = False,
+    images: Sequence[bytes] = (),
     cache: Cache | None = None,
     dump: Path | Dump | None = None,
 ) -> Program:
     """Compile and rewrite ``source``. Blocks: 10 to 100 ms for CUDA C++, under 1 ms if cached.
 
     Args:
-        source: CUDA C++, or PTX: text whose first word starts with a dot.
+        source: CUDA C++, or PTX: text whose first word starts with a dot; empty with ``images``.
         options: Further NVRTC options, see `gpud.compiler.toolchain.nvrtc.compile_cuda`.
         arch: The virtual architecture to compile CUDA C++ for.
         name_expressions: Kernels to instantiate and to look up, ``"axpy<float>"``.
@@ -109,11 +118,13 @@ def compile_program(
         progress: What the program says of every kernel's blocks: ``"independent"``, none waits for
             one that has not begun; ``"blocks"``, they wait for one another; None: gpud finds out.
         check: Compile for the checking mode of the CPU device.
+        images: Instead of a source, what the CUDA driver takes (`gpud.compiler.images.image`).
         cache: Where results are kept; None: results are not cached.
         dump: A folder for the result of each stage; the cache is then not read.
 
     Raises:
         EmptySource, CompileError: The source is blank; NVRTC or the PTX parser refused it.
+        ImageError: An image holds no PTX.
         KernelNotFound: A name expression names no kernel.
         KernelRejected: gpud can run none of the program's kernels, or ``sm`` is too old for it.
         ValueError: ``form`` is not one of the three, ``progress`` not one of the two, or
@@ -131,6 +142,7 @@ def compile_program(
         kill=kill,
         progress=progress,
         check=check,
+        images=tuple(images),
     )
     return compile_request(request, cache=cache, dump=dump)
 
@@ -139,7 +151,7 @@ def compile_request(
     request: Request, *, cache: Cache | None = None, dump: Path | Dump | None = None
 ) -> Program:
     """Compile and rewrite a `Request` as `compile_program` does."""
-    if not request.source or request.source.isspace():
+    if not request.images and (not request.source or request.source.isspace()):
         raise EmptySource
     if request.form is not None and request.form not in _FORCIBLE:
         raise ValueError(f"form is one of {', '.join(_FORCIBLE)}, not {request.form!r}")
@@ -198,8 +210,9 @@ class Compilation:
         """Run all stages; raises as `compile_program` does."""
         with self._reproducible():
             request = self.request
-            self._write("source", "ptx" if request.is_ptx else "cu", request.source)
-            text = request.source if request.is_ptx else self._nvrtc()
+            source = self._from_images() if request.images else request.source
+            self._write("source", "ptx" if request.is_ptx else "cu", source)
+            text = source if request.is_ptx else self._nvrtc()
             module = self._parse(text)
             flat = self._flatten(module)
             decisions = self._analyse(flat)
@@ -233,6 +246,13 @@ class Compilation:
             return Program(ptx, text, kernels, lowered, symbols_of(flat), self.log, sites.sites)
 
     # -- stages ------------------------------------------------------------------------------
+
+    def _from_images(self) -> str:
+        self.stage = "images"
+        texts = [ptx_of(image, self.request.sm) for image in self.request.images]
+        if len(texts) > 1:
+            raise CompileError("several images cannot be linked yet")
+        return texts[0]
 
     def _nvrtc(self) -> str:
         self.stage = "nvrtc"

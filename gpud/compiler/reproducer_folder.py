@@ -33,6 +33,9 @@ def write_reproducer(
     source.write_text(request.source, "utf-8", "surrogatepass")
     plain = asdict(request)
     del plain["source"]
+    plain["images"] = [f"image-{number}" for number in range(len(request.images))]
+    for name, image in zip(plain["images"], request.images, strict=True):
+        (folder / name).write_bytes(image)
     about = {
         "source": source.name,
         "request": plain,
@@ -55,5 +58,6 @@ def load_request(folder: Path) -> Request:
     plain = about["request"]
     for name in ("options", "name_expressions"):
         plain[name] = tuple(plain[name])
+    plain["images"] = tuple((folder / Path(name).name).read_bytes() for name in plain["images"])
     source = (folder / Path(about["source"]).name).read_text("utf-8", "surrogatepass")
     return Request(source=source, **plain)

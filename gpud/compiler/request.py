@@ -23,11 +23,12 @@ class Request:
     kill: bool = True
     progress: str | None = None
     check: bool = False
+    images: tuple[bytes, ...] = ()
 
     @property
     def is_ptx(self) -> bool:
-        """Whether the source is PTX."""
-        return is_ptx(self.source)
+        """Whether the source is PTX, or the images hold it."""
+        return bool(self.images) or is_ptx(self.source)
 
 
 def is_ptx(source: str) -> bool:

@@ -52,6 +52,8 @@ def request_key(request: Request) -> bytes | None:
             int(request.kill),
             request.progress,
             int(request.check),
+            len(request.images),
+            *request.images,
             *toolkit,
         )
     )

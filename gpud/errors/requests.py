@@ -14,6 +14,7 @@ __all__ = [
     "AdmissionError",
     "CompileError",
     "EmptySource",
+    "ImageError",
     "KernelNotFound",
     "KernelRejected",
     "LaunchConfigError",
@@ -47,6 +48,21 @@ class EmptySource(CompileError, ValueError):
         super().__init__(
             "the source is empty; pass CUDA C++ or PTX text that defines at least one kernel"
         )
+
+
+class ImageError(CompileError):
+    """The image of a program holds no PTX that gpud could run."""
+
+    code = "image"
+    fields: ClassVar[Mapping[str, str]] = {
+        **CompileError.fields,
+        "kind": "what it is: 'machine-code', 'no-ptx' (a fat binary without any), 'lto-ir', "
+        "'nvvm-ir', 'library', 'wrapper', 'damaged', 'empty' or 'unknown'",
+    }
+    kind: str
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        GpudError.__init__(self, message, log="", kind=kind)
 
 
 class PTXSyntaxError(CompileError):

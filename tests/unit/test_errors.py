@@ -21,6 +21,7 @@ ABSTRACT = {errors.GpudError, errors.CallerError, errors.DaemonError, errors.Dev
 EXAMPLES: list[GpudError] = [
     errors.CompileError("kernel.cu(1): error", log="kernel.cu(1): error\nmore"),
     errors.EmptySource(),
+    errors.ImageError("the image is machine code", kind="machine-code"),
     errors.PTXSyntaxError("a ; is missing", line=7, column=22, text="  add.s32 %r1, %r2, 1"),
     errors.PTXVersionError("99.0", "9.0"),
     errors.UnsupportedTarget("compute_35", ["compute_75", "compute_80"]),
@@ -124,6 +125,7 @@ def test_codes_are_stable() -> None:
         "DeviceError": "device",
         "CompileError": "compile",
         "EmptySource": "empty-source",
+        "ImageError": "image",
         "PTXSyntaxError": "ptx-syntax",
         "PTXVersionError": "ptx-version",
         "UnsupportedTarget": "unsupported-target",

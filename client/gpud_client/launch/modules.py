@@ -36,6 +36,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         self,
         session: Any,
         source: str,
+        images: tuple[bytes, ...],
         names: tuple[str, ...],
         options: tuple[str, ...],
         form: str | None,
@@ -45,6 +46,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         self._session = session
         self._channel = session._channel
         self._source = source
+        self._images = images
         self._names = names
         self._options = options
         self._form = form
@@ -119,6 +121,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
                 self._form,
                 self._progress,
                 core.checking is not None,
+                self._images,
             )
             answer = yield Request(
                 lambda number: Compile(number, *fields),

@@ -143,7 +143,8 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
     try:
         check_options(job.options)
         check_includes(job.source, macros=rules.macros)
-        with rules.dumps.compiling(job.source) if rules.dumps else nullcontext() as dump:
+        shown = job.source or b"".join(job.images).decode("latin-1")
+        with rules.dumps.compiling(shown) if rules.dumps else nullcontext() as dump:
             program = compile_program(
                 job.source,
                 options=job.options,
@@ -154,6 +155,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
                 bounds_checks=job.bounds_checks,
                 progress=job.progress,
                 check=job.check,
+                images=job.images,
                 cache=_cache(job.cache_dir),
                 dump=dump,
             )
@@ -174,7 +176,7 @@ def _arch(job: CompileJob) -> str:
     """Return the architecture to compile for; PTX names its own, and needs no NVRTC."""
     if job.arch is not None:
         return job.arch
-    return DEFAULT_ARCH if is_ptx(job.source) else newest_arch(job.sm)
+    return DEFAULT_ARCH if job.images or is_ptx(job.source) else newest_arch(job.sm)
 
 
 def _handle_frame(body: bytes, rules: ProcessRules) -> CompileDone | CompileFailed:

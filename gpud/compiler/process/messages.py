@@ -47,7 +47,7 @@ class CompileJob(NamedTuple):
     """Compile and rewrite a program: the arguments of `gpud.compiler.pipeline.compile_program`."""
 
     ticket: Ticket
-    source: Annotated[str, text(1 << 24), "CUDA C++ or PTX"]
+    source: Annotated[str, text(1 << 24), "CUDA C++ or PTX; empty with ``images``"]
     names: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "kernels to instantiate"] = ()
     options: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "further NVRTC options"] = ()
     arch: Annotated[
@@ -75,6 +75,9 @@ class CompileJob(NamedTuple):
         "what the program says of its kernels' blocks; nil: nothing",
     ] = None
     check: Annotated[bool, flag(), "compile for the checking mode of the CPU device"] = False
+    images: Annotated[
+        tuple[bytes, ...], listed(blob(1 << 26), 0, 1024), "instead of a source: to be linked"
+    ] = ()
 
 
 @_process(64)

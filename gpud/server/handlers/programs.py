@@ -64,7 +64,12 @@ class ProgramRequests:
                 'use gc.local("cpu", check=True), or NVIDIA\'s compute-sanitizer with a program '
                 "of your own that launches the kernel"
             )
-        size = _REQUEST_BYTES + len(message.source) + sum(map(len, message.names + message.options))
+        if message.images and message.source:
+            raise InvalidArgument(
+                "the program has a source and images; send CUDA C++ or PTX as the source, or images"
+            )
+        parts = (message.source, *message.names, *message.options, *message.images)
+        size = _REQUEST_BYTES + sum(map(len, parts))
         if len(session.modules) >= _MOST_MODULES:
             raise LimitExceeded(
                 f"the session has {_MOST_MODULES} modules; unload some",
@@ -107,6 +112,7 @@ class ProgramRequests:
             device.info.capability,
             message.progress,
             message.check,
+            message.images,
         )
         waiter = CompileWaiter(session.uid, on_compiled)
         session.waiters[waiter] = None

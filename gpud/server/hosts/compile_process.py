@@ -33,11 +33,13 @@ class Source(NamedTuple):
     sm: int | None
     progress: str | None = None
     check: bool = False
+    images: tuple[bytes, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """An estimate of its memory."""
-        return len(self.text) + sum(64 + len(text) for text in (*self.names, *self.options))
+        parts = (*self.names, *self.options, *self.images)
+        return len(self.text) + sum(64 + len(part) for part in parts)
 
 
 class CompileProcess:
@@ -133,6 +135,7 @@ class CompileProcess:
                 bounds_checks=bounds_checks,
                 progress=source.progress,
                 check=source.check,
+                images=source.images,
             )
         )
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)

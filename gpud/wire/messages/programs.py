@@ -17,7 +17,9 @@ class Compile(NamedTuple):
     request: Request
     device: Device
     source: Annotated[
-        str, text(1 << 24), "CUDA C++, or PTX: text whose first word begins with a dot"
+        str,
+        text(1 << 24),
+        "CUDA C++, or PTX: text whose first word begins with a dot; empty with ``images``",
     ]
     names: Annotated[
         tuple[str, ...], listed(text(4096), 0, 256), "kernels to instantiate and look up"
@@ -40,6 +42,12 @@ class Compile(NamedTuple):
         "for the checking mode of a CPU device; the session's arrays have shadows, see "
         "`gpud.checked_memory`",
     ] = False
+    images: Annotated[
+        tuple[bytes, ...],
+        listed(blob(1 << 26), 0, 1024),
+        "instead of a source, what the CUDA driver takes: PTX (with a NUL at its end or without), "
+        "or fat binaries that hold PTX; several are linked",
+    ] = ()
 
 
 @from_daemon(66)
@@ -60,6 +68,12 @@ class Compiled(NamedTuple):
     ]
     symbols: Annotated[dict[str, int], plain(), "a map: the size in bytes of each module variable"]
     log: Annotated[str, text(1 << 24), "the compiler's log"] = ""
+    addresses: Annotated[
+        dict[str, int],
+        plain(),
+        "a map: the address of each module variable in the session's arena; of a program that was "
+        "sent as images",
+    ] = {}  # noqa: RUF012
 
 
 @from_client(3)

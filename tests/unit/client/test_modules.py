@@ -22,7 +22,7 @@ def test_what_a_kernel_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
     options: Any = iter(["-DN=4"])  # more than is promised
     k = gpu.kernel("source", "axpy<float>", options=options, form="sliced", progress="blocks")
     message = daemon.of(wm.Compile)[0]
-    assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced", "blocks", False)
+    assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced", "blocks", False, ())
     assert (k.name, k.form, k.why) == ("axpy<float>", "sliced", ("no departures",))
     assert k.params[0] == gc.Parameter("p0", "float", 4, 4, 0)
     assert len(k.params) == 4
@@ -59,7 +59,7 @@ def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: FakeD
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda gpu: gpu.kernel(b"source", "k"), TypeError),
+        (lambda gpu: gpu.kernel([b"image", 5], "k"), TypeError),
         (lambda gpu: gpu.kernel("kernels/step.cu", "k"), ValueError),
         (lambda gpu: gpu.kernel(Path("step.cu"), "k"), TypeError),
         (lambda gpu: gpu.kernel("source", 5), TypeError),

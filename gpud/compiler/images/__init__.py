@@ -1,0 +1,1 @@
+"""Images: programs as the CUDA driver takes them, of which gpud runs the PTX."""
