@@ -1,8 +1,6 @@
 """What one warm launch costs on its way: Python calls, files, processor time, in each process.
 
     python bench/bench_launch_path.py [--rounds N] [--jobs N] [--functions N] [--short]
-    python bench/bench_launch_path.py --stages          # where one job's time goes, by function
-    python bench/bench_launch_path.py --before FOLDER   # beside another tree, in turns
 
 A launch passes the client, the front and the device host. Two private daemons are measured with a
 kernel of one block whose arguments differ from job to job:
@@ -15,11 +13,6 @@ kernel of one block whose arguments differ from job to job:
   accounting of its threads, and how long a job took. The device host's includes the SM threads
   that run the task blocks. In turns with that, the same with the daemon and its device host kept on
   one core, where the system does not move them from core to core.
-
-``--stages`` measures the processor time of the functions in `bench.harness.stages` instead, with
-round trips. ``--before`` runs a daemon and a client of each of two trees at once, with this Python,
-and gives each 20 jobs in turns: other programs then slow both down alike, and the median of the
-ratios of neighbours says what a change has brought.
 
 Prints the figures and the ``--functions`` most called functions of each process, and writes
 bench/results/launch_path.json; with --short it only prints.
@@ -53,13 +46,10 @@ from bench.harness.round_trips import (
     repeat,
     side_of,
 )
-from bench.harness.stages import Spent, time_stages
 from bench.harness.timing import load, spread
-from bench.harness.two_trees import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLS = 400
-STAGE_JOBS = 2000
 SIDES = ("client", "front", "device host")
 FREE, KEPT = "as they come", "daemon on one core"
 AIM_US = 200
@@ -75,21 +65,12 @@ count_calls()
 # -- in every measured process -------------------------------------------------------------------
 
 
-def count_calls(side: str | None = None) -> None:
-    """Count the calls of Python functions in this process from now on, or measure its stages.
+def count_calls() -> None:
+    """Count the calls of Python functions in this process from now on.
 
     A thread writes the counts to ``$GPUD_CALLS/NAME-PID.json`` each time that a new file
     ``NAME.ask`` appears there. Threads started later are counted as well, that one is not.
-
-    Args:
-        side: of this process, if it is not to be found out.
     """
-    if os.environ.get("GPUD_STAGES"):
-        side = side or side_of(" ".join(sys.orig_argv))
-        if side is not None:
-            spent = time_stages(side)
-            _answer(lambda: [[*row, name] for name, row in list(spent.items())])
-        return
     counts: Counter[tuple[str, str]] = Counter()
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -131,7 +112,7 @@ def _counting(folder: Path) -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
-    count_calls("client")
+    count_calls()
     try:
         yield
     finally:
@@ -253,41 +234,6 @@ def _short(file: str) -> str:
     return file
 
 
-def measure_stages(device: str) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return calls and us of a warm round trip, by side and stage, and of all else."""
-    os.environ["GPUD_STAGES"] = "1"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with _counting(folder), gc.local(device) as gpu:
-            pids = processes_of(gpu.query("status")["pid"])
-            one = one_by_one(gpu)
-            repeat(one, 500)
-            had = {side: processor_ns(pid) for side, pid in pids.items()}
-            before = _ask_stages(folder, "before")
-            repeat(one, STAGE_JOBS)
-            after = _ask_stages(folder, "after")
-            took = {side: processor_ns(pid) - had[side] for side, pid in pids.items()}
-    sides: dict[str, dict[str, tuple[float, float]]] = {}
-    for side in SIDES:
-        rows = {}
-        for stage, (calls, ns) in after[side].items():
-            calls_before, ns_before = before[side][stage]
-            rows[stage] = (
-                (calls - calls_before) / STAGE_JOBS, (ns - ns_before) / STAGE_JOBS / 1e3
-            )  # fmt: skip
-        rest = took[side] / STAGE_JOBS / 1e3 - sum(us for _, us in rows.values())
-        sides[side] = {**rows, "all else": (1.0, rest)}
-    return sides
-
-
-def _ask_stages(folder: Path, name: str) -> dict[str, Spent]:
-    asked: dict[str, Any] = _ask(folder, name)
-    return {
-        side: {stage: (calls, ns) for (calls, ns), stage in counts.items()}
-        for side, counts in asked.items()
-    }
-
-
 # -- reporting -------------------------------------------------------------------------------------
 
 
@@ -319,18 +265,7 @@ def main() -> int:
     parser.add_argument("--functions", type=int, default=0, help="most called ones to print")
     parser.add_argument("--device", default="cpu:1")
     parser.add_argument("--short", action="store_true", help="few jobs; writes no file")
-    parser.add_argument("--stages", action="store_true", help="the time of each stage, only")
-    parser.add_argument("--before", type=Path, help="a tree to compare with, only")
     options = parser.parse_args()
-    if options.stages:
-        for side, rows in measure_stages(options.device).items():
-            print(f"{side:<28}{'calls':>7}{'us':>8}")
-            for stage, (number, us) in rows.items():
-                print(f"  {stage:<26}{number:>7.1f}{us:>8.1f}")
-        return 0
-    if options.before is not None:
-        compare(options.before, options.device, 60 if options.short else 400)
-        return 0
     before = load()
     calls = measure_calls(options.device)
     jobs, rounds = (300, 2) if options.short else (options.jobs, options.rounds)

@@ -10,7 +10,7 @@ the unmodified kernel: its time times SMs, divided by its task blocks. A grid ta
 that the one start of a job does not hide the cost of each task block; it has at least 16 task
 blocks for each SM, so that the last ones weigh little. Both forms must leave identical bytes.
 
-Prints a table and writes bench/results/persistent_cost.json and .md; a run that leaves out kernels
+Prints a table and writes bench/results/persistent_cost.json; a run that leaves out kernels
 or uses tiny grids only prints.
 """
 
@@ -28,9 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.harness.arrays import Arrays
+from bench.harness.arrays import Arrays, Ready
 from bench.harness.machine import describe
-from bench.harness.markdown import markdown, quartiles
 from bench.harness.timing import (
     Samples,
     Spread,
@@ -42,7 +41,6 @@ from bench.harness.timing import (
     spread,
 )
 from bench.harness.workloads import WORKLOADS, Workload
-from bench.kernel_pairs.cpu_side import Ready
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.module import CPUKernel
@@ -235,7 +233,7 @@ def report(rows: list[Row]) -> None:
         print(
             f"{row.kernel:<14}{row.block_us.median:>10.1f}{row.task_blocks:>13}"
             f"{row.overhead.median:>+10.1%}{row.cpu_overhead.median:>+9.1%}"
-            f"  {quartiles(row.overhead, '+.1%')}"
+            f"  {row.overhead.low:+.1%} to {row.overhead.high:+.1%}"
         )
     print(_summary(rows))
 
@@ -256,16 +254,15 @@ def _summary(rows: list[Row]) -> str:
 
 
 def keep(rows: list[Row], sms: int, rounds: int, before: dict[str, Any]) -> None:
-    """Write bench/results/persistent_cost.json and .md."""
+    """Write bench/results/persistent_cost.json."""
     import llvmlite.binding as llvm
 
     command = f"python bench/bench_persistent_cost.py --rounds {rounds}"
     version = ".".join(map(str, llvm.llvm_version_info))
-    machine = describe() | before
     used = cores_used(side for row in rows for side in row.samples.values())
     plain = {
         "command": command,
-        "machine": machine,
+        "machine": describe() | before,
         "llvm": version,
         "sms": sms,
         "rounds": rounds,
@@ -276,35 +273,6 @@ def keep(rows: list[Row], sms: int, rounds: int, before: dict[str, Any]) -> None
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "persistent_cost.json").write_text(json.dumps(plain, indent=1) + "\n")
-    what = {workload.name: workload.what for workload in WORKLOADS}
-    where = (
-        f"`{command}` on {machine['cores']} cores of {machine['cpu']}, load "
-        f"{machine['load_1min']} before it; {sms} virtual SMs, LLVM {version}. Cores used on "
-        f"average: {used}. Overhead: persistent / unmodified - 1, median and quartiles over the "
-        "rounds."
-    )
-    lines = [
-        "# What the persistent form costs on the CPU device",
-        "",
-        where,
-        "",
-        f"{_summary(rows).capitalize()}.",
-        "",
-    ]
-    columns = ("kernel", "", "size", "block us", "task blocks", "persistent blocks")
-    lines += markdown(
-        (*columns, "overhead", "quartiles", "of CPU time"),
-        (
-            (
-                *(f"`{row.kernel}`", what[row.kernel], row.size, f"{row.block_us.median:.1f}"),
-                *(row.task_blocks, row.persistent_blocks, f"{row.overhead.median:+.1%}"),
-                *(quartiles(row.overhead, "+.1%"), f"{row.cpu_overhead.median:+.1%}"),
-            )
-            for row in rows
-        ),
-        texts=2,
-    )
-    (RESULTS / "persistent_cost.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

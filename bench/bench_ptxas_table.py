@@ -7,7 +7,7 @@ rewritten program is changed as the CUDA device changes it when it loads it, and
 ptxas, with bounds checks and without; one that does not assemble fails the benchmark.
 The default targets are sm_75, sm_90 and sm_100, as far as this ptxas knows them. CUDA C++ is
 compiled for the target itself, so that the PTX is what a user of that device gets. Prints a
-summary and writes bench/results/ptxas_table.json and .md. Without ptxas it says so and ends.
+summary and writes bench/results/ptxas_table.json. Without ptxas it says so and ends.
 """
 
 from __future__ import annotations
@@ -212,42 +212,6 @@ def _keep(
         "rows": [asdict(row) for row in rows],
     }
     (RESULTS / "ptxas_table.json").write_text(json.dumps(plain, indent=1) + "\n")
-    lines = [
-        f"# What kernels take of an SM before and after rewriting (ptxas {version})",
-        "",
-        "Registers a thread, static shared memory in bytes a block, and blocks of the case's shape",
-        "that fit on an SM; before -> after -> after without bounds checks.",
-        "",
-        "| kernel | form | "
-        + " | ".join(f"{a} registers | {a} shared | {a} blocks" for a in archs)
-        + " |",
-        "|---|---|" + "---:|---:|---:|" * len(archs),
-    ]
-    found = {(row.case, row.kernel, row.arch): row for row in rows}
-    for case, kernel in dict.fromkeys((row.case, row.kernel) for row in rows):
-        cells: list[str] = []
-        form = ""
-        for arch in archs:
-            row = found.get((case, kernel, arch))
-            form = form or (row.form if row else "")
-            cells += _cells(row)
-        name = case if case == kernel else f"{case}: {kernel}"
-        lines.append(f"| `{name}` | {form} | " + " | ".join(cells) + " |")
-    if failures:
-        lines += ["", "Failures:", ""]
-        lines += [f"* {failure.case}, {failure.arch}: {failure.error}" for failure in failures]
-    (RESULTS / "ptxas_table.md").write_text("\n".join(lines) + "\n")
-
-
-def _cells(row: Row | None) -> list[str]:
-    if row is None:
-        return ["", "", ""]
-    usages = row.before, row.after, row.unchecked
-    return [
-        " -> ".join(str(one.registers) for one in usages),
-        " -> ".join(str(one.shared_bytes) for one in usages),
-        " -> ".join(map(str, row.blocks)),
-    ]
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ that are missed are printed like those that are met.
 
 Shares, co-location, workloads, killed clients, hostile rings and all of "Launches" but the CUDA
 device were measured with this version; all else before its last changes, among them offline jobs'
-shares by weight; PoCL before jobs could be sequences of launches, and before bounds checks.
+shares by weight.
 
 Co-location has two repetitions, whose r99 differ by up to 2.4 in a lane beside blocks of 0.1 ms
 and by 1.5 at most elsewhere (in ratio): the slowest of a few hundred requests decide.
@@ -146,10 +146,8 @@ _SECTIONS = {
         Benchmark("launch", "python bench/bench_launch.py", rows.launch),
         Benchmark("launch_path", "python bench/bench_launch_path.py", rows.launch_path),
         Benchmark("cuda_host", "python bench/bench_cuda_host.py", rows.cuda_host),
-        Benchmark("host_copies", "python bench/bench_host_copies.py", rows.host_copies),
         Benchmark("lane", "python bench/bench_lane.py", rows.lane),
         Benchmark("lane_wake", "python bench/bench_lane_wake.py", rows.lane_wake),
-        Benchmark("wakeup_latency", "python bench/bench_wakeup_latency.py", rows.wakeup_latency),
     ),
     "Rewritten kernels": (
         Benchmark("persistent_cost", "python bench/bench_persistent_cost.py", rows.persistent_cost),
@@ -157,7 +155,6 @@ _SECTIONS = {
         Benchmark("ptxas_table", "python bench/bench_ptxas_table.py", rows.ptxas),
         Benchmark("rewrite_speed", "python bench/bench_rewrite_speed.py", rows.rewrite_speed),
         Benchmark("compile_time", "python bench/bench_compile_time.py", rows.compile_time),
-        Benchmark("pocl", "python bench/bench_pocl.py", rows.pocl),
     ),
     "Faults": (
         Benchmark("out_of_bounds", "python -m tests.faults.out_of_bounds.run", rows.out_of_bounds),

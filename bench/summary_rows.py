@@ -100,20 +100,6 @@ def compile_time(result: Result) -> Iterator[Row]:
         )
 
 
-def pocl(result: Result) -> Iterator[Row]:
-    for math_, mean in result["geometric_means"].items():
-        # An empty launch is measured too, but is no kernel that computes something.
-        rows = [row for row in result["rows"] if row["math"] == math_ and row["in_mean"]]
-        ratios = [row["ratio"]["median"] for row in rows]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {sum(r < 1 for r in ratios)} below 1"
-        yield (
-            f"PoCL's time / the CPU device's, {math_} mathematics, {len(ratios)} kernels",
-            f"{mean:.2f} (geometric mean; {spread})",
-        )
-    if result.get("failures"):
-        yield "... kernels that failed", str(len(result["failures"]))
-
-
 def persistent_cost(result: Result) -> Iterator[Row]:
     yield "persistent form against unmodified, on the CPU device", result["summary"]
 
@@ -239,21 +225,6 @@ def cuda_host(result: Result) -> Iterator[Row]:
     )
 
 
-def host_copies(result: Result) -> Iterator[Row]:
-    rates = {name: row["cpu_gb_s"]["median"] for name, row in result["rows"].items()}
-    calls, mapped = (
-        ", ".join(f"{rates[name]:.0f}" for name in names)
-        for names in (
-            ("buffer to file (get)", "file to buffer (set)"),
-            ("buffer to kept mapping", "kept mapping to buffer"),
-        )
-    )
-    yield (
-        "file of a session, GB/s to it and from it by one core: by calls; where it stays mapped",
-        f"{calls}; {mapped} (memory to memory: {rates['memory to memory']:.0f})",
-    )
-
-
 def lane(result: Result) -> Iterator[Row]:
     aims, clients = result["aims"], result["clients"]
     for place, sides in result["round_trip_us"].items():
@@ -339,15 +310,6 @@ def lane_wake(result: Result) -> Iterator[Row]:
                 f"{row['above_p50_us']:.0f} and {row['above_p99_us']:.0f} us"
             ),
         )
-
-
-def wakeup_latency(result: Result) -> Iterator[Row]:
-    rows = result["rows"]
-    chosen, equal, none = (rows[name]["p99_us"] for name in ("nice 10", "normal", "no kernel runs"))
-    yield (
-        "a byte echoed while SM threads fill every core, p99, beside equal priorities and no load",
-        f"{chosen:.0f} us / {equal:.0f} us / {none:.0f} us",
-    )
 
 
 def scheduler(result: Result) -> Iterator[Row]:

@@ -1,8 +1,4 @@
-"""Launches of a kernel of one block whose arguments differ, and the processes that they pass.
-
-It uses nothing but the client's interface, so that trees of any age can be given the same load: see
-`bench.harness.two_trees`.
-"""
+"""Launches of a kernel of one block whose arguments differ, and the processes that they pass."""
 
 from __future__ import annotations
 

@@ -110,18 +110,6 @@ def test_the_benchmark_of_colocation_runs() -> None:
     assert done.stdout.count("1 ms   0.2  ") == len(POLICIES) + 1  # and in a lane
 
 
-def test_the_benchmark_of_colocation_in_two_trees_runs() -> None:
-    here = str(Path(__file__).resolve().parents[2])
-    options = ("--rounds", "1", "--seconds", "0.5", "--device", "cpu:2")
-    done = run("bench/bench_colocation_trees.py", here, *options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    lines = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines() if "beside" in line]
-    assert len(lines) == 2
-    for _, resizes, offline in lines:  # each request has the whole device, which was full
-        assert float(resizes) >= 2
-        assert float(offline) > 0
-
-
 def test_the_benchmark_of_many_clients_runs() -> None:
     done = run("bench/bench_fleet.py", "--short", "--device", "cpu:2")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

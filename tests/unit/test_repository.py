@@ -53,13 +53,13 @@ def test_the_checker_sees_a_planted_leak(text: str) -> None:
 
 
 def test_every_dependency_is_pinned_exactly() -> None:
-    """For the extras that `make install`, `make bench`, `make faults` and `make site` take.
+    """For the extras that `make install`, `make faults` and `make site` take.
 
     cuda12 and cuda13 follow the driver instead.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"]]
-    for extra in ("daemon", "demo", "dev", "docs", "bench", "fuzz"):
+    for extra in ("daemon", "demo", "dev", "docs", "fuzz"):
         wanted += project["optional-dependencies"][extra]
     names = {re.split(r"[<>=!~ ;\[]", entry)[0] for entry in wanted}
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""All programs that the cost of rewriting is measured on: `KERNELS`, the pairs and the workloads.
+"""All programs that the cost of rewriting is measured on: `KERNELS` and two workloads.
 
 Sizes are such that a launch takes 20 us and more on a GPU of an H100's class; programs that take
 less are reported, and left out of the mean that the aim applies to.
@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.gpu.workloads.kernels import ELEMENTS, KERNELS, OneKernel, inputs
-from bench.harness.workloads import WORKLOADS, Workload
-from bench.kernel_pairs import PAIRS, Pair
-from bench.kernel_pairs.pair import Dim3
+from bench.harness.workloads import WORKLOADS, Dim3, Workload
 
 __all__ = ["PROGRAMS", "Launch", "OneProgram"]
 
@@ -49,11 +47,6 @@ class OneProgram:
 
 
 _LARGE, _TINY = 1 << 24, 1 << 14
-_PAIR_SIZES = {
-    "saxpy": 1 << 24, "black_scholes": 1 << 23, "reduction": 16384, "transpose": 4096,
-    "histogram": 2048, "stencil": 4096, "convolution": 65536, "monte_carlo": 4096,
-    "matmul_tiled": 1024, "matmul_naive": 1024, "nbody": 16384, "mandelbrot": 2048,
-}  # fmt: skip
 _BLOCKS = {"spin": 4096, "relay": 4096}
 _STEPS = {"spin": 4096, "relay": 256}
 
@@ -66,15 +59,6 @@ def _of_kernel(one: OneKernel) -> OneProgram:
         return Launch(one.grid(n), (*inputs(n), np.int32(n)), (2,))
 
     return OneProgram(one.name, one.what, one.source, one.name, one.block, make)
-
-
-def _of_pair(pair: Pair) -> OneProgram:
-    def make(tiny: bool) -> Launch:
-        problem = pair.make(pair.tiny if tiny else _PAIR_SIZES[pair.name])
-        return Launch(problem.grid, problem.arguments, tuple(sorted(problem.expect)))
-
-    name = f"{pair.name}_pair"
-    return OneProgram(name, pair.what, pair.cuda, pair.name, pair.block, make)
 
 
 def _of_workload(workload: Workload) -> OneProgram:
@@ -90,6 +74,5 @@ def _of_workload(workload: Workload) -> OneProgram:
 
 PROGRAMS: tuple[OneProgram, ...] = (
     *(_of_kernel(one) for one in KERNELS),
-    *(_of_pair(pair) for pair in PAIRS if pair.counts),
     *(_of_workload(workload) for workload in WORKLOADS if workload.name in _BLOCKS),
 )

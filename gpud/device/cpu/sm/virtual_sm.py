@@ -7,7 +7,7 @@ switching Python threads.
 SM threads have lower priority than the processes that serve clients: nice 10. With every core busy
 with SM threads, a byte echoed over a socket pair took 2,084 us at the 99th percentile with equal
 priorities, 33 us with nice 10, 43 us with nice 19, 60 us with SCHED_IDLE, and 1,237 us with
-SCHED_BATCH (bench/bench_wakeup_latency.py, two cores; 33 us with no kernel at all). Nice 10 leaves
+SCHED_BATCH (two cores; 33 us with no kernel at all). Nice 10 leaves
 them a tenth of a core beside any other busy process; 19 and SCHED_IDLE leave next to nothing.
 """
 
