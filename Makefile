@@ -124,6 +124,7 @@ stress: install ## the long runs that `make test` leaves out: half an hour
 	$(BIN)/python bench/bench_stress.py --events 1000000
 	GPUD_STRUCTURED_KERNELS=1000 GPUD_WORKLOAD_STEPS=500000 GPUD_SCHEDULER_SEEDS=1000 \
 		$(BIN)/python -m pytest tests/property --timeout=3600 --hypothesis-profile=search $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n auto tests/conformance $(PYTEST_ARGS)
 	$(BIN)/python -m tests.property.workload_campaign --seconds 3600 --file "$$(mktemp -u)"
 
 coverage: install ## which lines and branches the tests run, by file: half an hour

@@ -24,9 +24,9 @@ __all__ = [
 _MODULES = (
     *("algorithms_linear", "algorithms_grid", "algorithms_parallel", "algorithms_sorting"),
     *("algorithms_numeric", "algorithms_discrete", "integers", "bits", "bulk_copies", "video"),
-    *("predicates", "floats", "halves", "conversions", "conversions_packed", "approximations"),
-    *("memory", "memory_opcodes", "syntax_variants", "textures", "parameters", "shared"),
-    *("atomics", "locks", "waits", "matrices", "matrix_products", "barriers"),
+    *("predicates", "floats", "chains", "halves", "conversions", "conversions_packed"),
+    *("approximations", "memory", "memory_opcodes", "syntax_variants", "textures", "parameters"),
+    *("shared", "atomics", "locks", "waits", "matrices", "matrix_products", "barriers"),
     *("barriers_numbered", "warps", "whole_files", "warp_divergence", "calls"),
     *("call_signatures", "control_transfer", "control", "module_state", "frontends"),
     *("frontend_shapes", "headers", "cooperative_grids", "rejected", "names"),

@@ -15,7 +15,13 @@ from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.ir.values import Value, constant, intrinsic, read, write
 from gpud.device.cpu.lower.compare import read_float
 from gpud.device.cpu.lower.floats.directed_rounding import directed
-from gpud.device.cpu.lower.floats.formats import canonical, canonical_root, flush, saturate
+from gpud.device.cpu.lower.floats.formats import (
+    canonical,
+    canonical_root,
+    flush,
+    flush_bits,
+    saturate,
+)
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 
 __all__ = ["gross_approximation", "minimum_maximum", "mixed_precision", "read_double_high"]
@@ -155,9 +161,19 @@ def gross_approximation(base: str, value: Value) -> Value:
 
 
 def minimum_maximum(base: str, a: Value, b: Value, *, nan: bool) -> Value:
-    """Return the smaller or larger of two floats; -0 < +0; NaN loses unless ``nan``."""
-    name = base + ("imum" if nan else "imumnum")
-    return intrinsic(name, a, b)
+    """Return the smaller or larger of two floats; -0 < +0; NaN loses unless ``nan``.
+
+    Which NaN it is that wins is open. Comparisons and selections, since LLVM 22 lowers
+    ``llvm.maximumnum`` and ``llvm.maximum`` wrongly for AVX-512 where it knows that one operand is
+    never NaN. Where the processor flushes subnormals there may be none among the operands: they
+    would compare as zeros, which LLVM does not know of constants.
+    """
+    first = a.compare("ult" if base == "min" else "ugt", b).select(a, b).bits()
+    # Equal are the zeros, of which the sign counts, and what has equal bits.
+    same = a.bits() | b.bits() if base == "min" else a.bits() & b.bits()
+    chosen = a.eq(b).select(same, first)
+    # Where either is NaN, ``chosen`` is ``a``.
+    return (b if nan else a).is_nan().select(b.bits(), chosen).as_type(a.type)
 
 
 @lowering("min", "max", types="f32 f64")
@@ -172,7 +188,9 @@ def _min_max(thread: Thread, ins: Instruction) -> None:
         raise rejected(ins, "this modifier needs .f32")
     if xorsign != (absolute and count == 3):
         raise rejected(ins, ".xorsign and .abs belong together, but with three sources")
-    values = [read_float(thread, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
+    values = [read(thread, operand, type_) for operand in ins.operands[1:]]
+    if ftz:
+        values = [flush_bits(value) for value in values]
     magnitudes = [intrinsic("fabs", value) for value in values] if absolute else values
     result = magnitudes[0]
     for value in magnitudes[1:]:
@@ -190,8 +208,9 @@ def _abs_neg(thread: Thread, ins: Instruction) -> None:
     modifiers.done(2)
     if type_ == "f64" and ftz:
         raise rejected(ins, "modifier .ftz needs .f32")
-    a = read_float(thread, ins.operands[1], type_, ftz=ftz)
-    write(thread, ins.operands[0], type_, -a if ins.opcode.base == "neg" else intrinsic("fabs", a))
+    a = read(thread, ins.operands[1], type_)
+    result = -a if ins.opcode.base == "neg" else intrinsic("fabs", a)
+    write(thread, ins.operands[0], type_, flush_bits(result) if ftz else result)
 
 
 @lowering("copysign", types="f32 f64")

@@ -37,6 +37,7 @@ __all__ = [
     "canonical",
     "canonical_root",
     "flush",
+    "flush_bits",
     "flush_half",
     "narrow",
     "round_double",
@@ -50,7 +51,6 @@ __all__ = [
 NAN = {"i16": 0x7FFF, "float": 0x7FFFFFFF, "double": 0x7FFFFFFFFFFFFFFF}
 """Canonical NaN bits of f16 and bf16, f32 and f64."""
 
-_LEAST_NORMAL = {"float": 0x00800000, "double": 0x0010000000000000}
 _INFINITY = {"float": 0x7F800000, "double": 0x7FF << 52}
 _SIGN = {"float": 0x80000000, "double": 1 << 63}
 
@@ -82,11 +82,14 @@ def flush(value: Value) -> Value:
     """Return ``value`` with subnormal numbers replaced by a zero of the same sign (``.ftz``)."""
     if value.type == "float" and value.emitter.module.flushes:
         return value
+    return flush_bits(value)
+
+
+def flush_bits(value: Value) -> Value:
+    """Return the same, whether the processor flushes or not: of what is moved, not computed."""
     bits = value.bits()
-    sign = bits & _SIGN[value.type]
-    magnitude = bits & (_SIGN[value.type] - 1)
-    small = magnitude.compare("ult", _LEAST_NORMAL[value.type])
-    return small.select(sign, bits).as_type(value.type)
+    small = (bits & _INFINITY[value.type]).eq(0)
+    return small.select(bits & _SIGN[value.type], bits).as_type(value.type)
 
 
 def saturate(value: Value) -> Value:
