@@ -71,7 +71,6 @@ class SessionBase(
         self._path = path
         self._program = program if program is not None else _program()
         self._devices: tuple[Device, ...] = ()
-        self._limits: dict[str, int] = {}
         self._daemon: dict[str, Any] = {}
         self._amounts: dict[Any, Amounts] = {}
 
@@ -272,7 +271,8 @@ class SessionBase(
         for known, device in zip(self._devices, devices, strict=False):
             known._adopt(device)  # the same objects: arrays and kernels know theirs by identity
         self._devices = self._devices or devices
-        self._limits, self._daemon = welcome.limits, welcome.daemon
+        self._core.most_jobs = welcome.limits.get("jobs", sys.maxsize)
+        self._daemon = welcome.daemon
         if self._core.checking is not None:
             yield from self._core.checking.open(self._devices)
         self._core.advice = _ADVICE

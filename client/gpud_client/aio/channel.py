@@ -24,6 +24,7 @@ from gpud_client.connection.pending import (
     PendingJob,
     PendingJobs,
     Request,
+    Signal,
     wake,
 )
 from gpud_client.connection.protocol_state import ProtocolState, connection_lost
@@ -96,21 +97,38 @@ class AsyncChannel:
             raise error.with_traceback(None) from error.__cause__
 
     def submitting(
-        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
+        self,
+        job: PendingJob,
+        terms: tuple[Any, ...],
+        users: Iterable[PendingJobs],
+        wait: bool = True,
     ) -> Generator[Any, Any, None]:
         """Send a job, numbered.
 
-        The steps that are left wait for a daemon that does not read.
+        The steps wait for room, and for a daemon that does not read.
 
         Args:
             job: see `ProtocolState.open_job`, as for all that follow.
             terms: of the job.
             users: of what it uses.
+            wait: whether to wait for room.
         """
-        self.check()
-        self._send(self.core.open_job(job, terms, users))
+        room = self._submit(job, terms, users)
+        if room is not None:
+            yield from self.core.wait_for_room(
+                room, lambda: self._submit(job, terms, users), wait=wait
+            )
         while len(self._unsent) > _HIGH_BYTES:
             yield _WaitWritable
+
+    def _submit(
+        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
+    ) -> Signal | None:
+        self.check()
+        room = self.core.find_room()
+        if room is None:
+            self._send(self.core.open_job(job, terms, users))
+        return room
 
     def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
         """Send `gpud.wire.messages.OpenLane`; the lane is told when it is open, or cannot be."""

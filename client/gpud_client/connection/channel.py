@@ -21,12 +21,19 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
 from gpud_client.connection.daemon_socket import connect_socket
-from gpud_client.connection.pending import Notification, Operation, PendingJob, PendingJobs, Request
+from gpud_client.connection.pending import (
+    Notification,
+    Operation,
+    PendingJob,
+    PendingJobs,
+    Request,
+    Signal,
+)
 from gpud_client.connection.protocol_state import ProtocolState, connection_lost
 from gpud_client.connection.socket_reader import CallbackThread, SocketReader
 
@@ -95,24 +102,41 @@ class Channel:
             raise error.with_traceback(None) from error.__cause__
 
     def submitting(
-        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
-    ) -> Sequence[Any]:
-        """Send a job, numbered; no steps are left. Blocks only while the daemon does not read.
+        self,
+        job: PendingJob,
+        terms: tuple[Any, ...],
+        users: Iterable[PendingJobs],
+        wait: bool = True,
+    ) -> Iterable[Any]:
+        """Send a job, numbered; returns the steps that are left, if there is no room for it.
 
         Args:
             job: see `ProtocolState.open_job`, as for all that follow.
             terms: of the job.
             users: of what it uses.
+            wait: whether to wait for room.
         """
+        room = self._submit(job, terms, users)
+        if room is None:
+            return ()
+        return self.core.wait_for_room(room, lambda: self._submit(job, terms, users), wait=wait)
+
+    def _submit(
+        self, job: PendingJob, terms: tuple[Any, ...], users: Iterable[PendingJobs]
+    ) -> Signal | None:
+        """Send a job unless there is no room; blocks only while the daemon does not read."""
         core = self.core
         with self._sending:
             if core.lost is not None or core.garbage or self._resuming is not None:
                 self._begin()
+            room = core.find_room()
+            if room is not None:
+                return room
             self._unsent += core.open_job(job, terms, users)
             self._push()
         if core.garbage:
             self.kick()
-        return ()
+        return None
 
     def opening_lane(self, lane: Any, terms: tuple[Any, ...]) -> None:
         """Send `gpud.wire.messages.OpenLane`; the lane is told when it is open, or cannot be."""

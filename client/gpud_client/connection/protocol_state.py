@@ -21,15 +21,23 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet, WeakValueDictionary
 
-from gpud.errors import ConnectionLost, Draining, GpudError, JobCancelled, from_wire
+from gpud.errors import (
+    ConnectionLost,
+    Draining,
+    GpudError,
+    JobCancelled,
+    LimitExceeded,
+    from_wire,
+)
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import (
@@ -66,6 +74,7 @@ from gpud_client.connection.pending import (
     PendingJobs,
     PendingLane,
     Request,
+    Signal,
 )
 
 if TYPE_CHECKING:
@@ -102,6 +111,7 @@ class ProtocolState:
         lanes: those that have not ended, by number.
         ended_lanes: the numbers of those that ended with a daemon, until the session goes on.
         jobs: those that have not ended, by number.
+        most_jobs: how many of these and of lanes there may be.
         arenas: by device index.
         garbage: messages to be sent before the next one; finalizers append to it.
         lost: the error with which the session ended; None while it is open.
@@ -124,6 +134,7 @@ class ProtocolState:
         self.requests: dict[int, Request] = {}
         self.jobs: dict[int, PendingJob] = {}
         self.lanes: dict[int, PendingLane] = {}
+        self.most_jobs = sys.maxsize
         self.ended_lanes: list[int] = []
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
@@ -143,6 +154,7 @@ class ProtocolState:
         self._last_request = 0
         self._last_job = 0
         self._last_stream = 0
+        self._room: Signal | None = None
 
     def __reduce__(self) -> NoReturn:
         """Refuse to pickle or copy sessions, arrays, kernels and streams, which all lead here."""
@@ -222,6 +234,47 @@ class ProtocolState:
             frames += CLIENT_PROTOCOL.encode(self.garbage.popleft())
         return frames
 
+    def find_room(self) -> Signal | None:
+        """Return what to wait for before another job is opened; None: there is room.
+
+        One thread calls this at a time.
+        """
+        if len(self.jobs) + len(self.lanes) < self.most_jobs:
+            return None
+        # Made before the second look: a job that ends after that one sets it.
+        room = self._room = self._room or Signal()
+        return room if len(self.jobs) + len(self.lanes) >= self.most_jobs else None
+
+    def wait_for_room(
+        self, room: Signal | None, submit: Callable[[], Signal | None], *, wait: bool
+    ) -> Operation[None]:
+        """Submit once there is room.
+
+        Args:
+            room: what to wait for first.
+            submit: returns None, or what to wait for before it is called again.
+            wait: whether to.
+
+        Raises:
+            LimitExceeded: there is no room, and it is not waited for.
+        """
+        while room is not None:
+            if not wait:
+                raise LimitExceeded(
+                    f"the session has {self.most_jobs} jobs that have not ended, as many as it "
+                    "may: wait for some, or submit without wait=False, which waits",
+                    limit="max_jobs_per_session",
+                    value=self.most_jobs,
+                )
+            yield [room]
+            room = submit()
+
+    def _make_room(self) -> None:
+        """Wake what waits for room."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.set()
+
     def next_stream(self) -> int:
         """Return a stream number that was not used before."""
         self._last_stream += 1
@@ -286,11 +339,14 @@ class ProtocolState:
             lane = self.lanes.pop(message.number, None)
             if lane is not None:
                 lane._settle(message)
-                return
-            job = self.jobs.get(message.number)
-            if job is not None and not self._is_put_off(job, message):
+            else:
+                job = self.jobs.get(message.number)
+                if job is None or self._is_put_off(job, message):
+                    return
                 job._settle(message)
                 self.jobs.pop(message.number, None)
+            if self._room is not None:
+                self._make_room()
         elif kind in _ANSWERS:
             self._settle(message.request, message, None)
         elif kind is Failed:
@@ -369,6 +425,7 @@ class ProtocolState:
         elif number in self.jobs:
             self.jobs[number]._settle(Finished(number, "failed", message.error, b"", {}, (0, 0)))
             self.jobs.pop(number, None)
+            self._make_room()
         else:
             _LOG.warning("the daemon refused a message that has no answer: %s", error)
 
@@ -410,6 +467,7 @@ class ProtocolState:
             for arena in self.new_arenas.values():
                 arena.close()
         self.new_arenas = {}
+        self._make_room()
 
     def take_new_arenas(self) -> None:
         """Use the arenas of the daemon with which the session goes on."""
@@ -436,6 +494,7 @@ class ProtocolState:
                 self.lost = error
         self.requests.clear()
         self.jobs.clear()
+        self._make_room()
         self._drop_descriptors()
         for arena in (*self.arenas.values(), *self.new_arenas.values()):
             arena.close()

@@ -23,7 +23,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from gpud.errors import ConnectionLost, GpudError, InvalidArgument, JobCancelled, from_wire
+from gpud.errors import (
+    ConnectionLost,
+    GpudError,
+    InvalidArgument,
+    JobCancelled,
+    LimitExceeded,
+    from_wire,
+)
 from gpud.wire import lane_ring as ring
 from gpud.wire.messages import CloseLane, Finished, LaneOpened, LaunchEnded
 from gpud_client.connection.faces import operation
@@ -204,8 +211,14 @@ class LaneBase(LaneCompletions):
         records: list[tuple[int, tuple[int, int, int], bytes]],
         allocations: list[Any],
         limit_ms: int,
+        *,
+        wait: bool,
     ) -> Operation[None]:
-        """Write the records of a job, (site, grid, parameters); waits while the ring is full."""
+        """Write the records of a job, (site, grid, parameters); waits while the ring is full.
+
+        Raises:
+            LimitExceeded: it is full, and ``wait`` is false.
+        """
         turn = Signal()
         written = 0
         try:
@@ -222,6 +235,13 @@ class LaneBase(LaneCompletions):
                 self._wake_device()
                 if obstacle is None:
                     return
+                if not (wait or written):
+                    raise LimitExceeded(
+                        f"the lane's ring holds {ring.SLOTS} launches, and is full: wait for some, "
+                        "or submit without wait=False, which waits",
+                        limit="lane",
+                        value=ring.SLOTS,
+                    )
                 yield [obstacle]
         finally:
             with self._lock:

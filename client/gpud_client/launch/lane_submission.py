@@ -33,6 +33,7 @@ def submit_in_lane(
     """Write launches into a lane's ring as one job; waits while the ring is full.
 
     Raises:
+        LimitExceeded: the ring is full, and that is not to be waited for.
         ValueError: an option that a lane has itself, or does not have, was given.
         GpudError: the lane has ended, or cannot run one of the kernels.
     """
@@ -64,7 +65,7 @@ def submit_in_lane(
     totals = tuple([launch._total for launch in launches])
     job: LaneJobBase = lane._job_class(lane, what, sum(totals))
     job._totals = totals
-    yield from lane._write(job, records, allocations, limit_ms)
+    yield from lane._write(job, records, allocations, limit_ms, wait=options["wait"])
     return job
 
 

@@ -82,7 +82,7 @@ def submit_launches(
         job._kept = KeptJob(terms, sequence.users, memory)
     if session._core.checking is not None:
         session._core.checking.settle()
-    yield from session._channel.submitting(job, terms, sequence.users)
+    yield from session._channel.submitting(job, terms, sequence.users, options["wait"])
     return job
 
 

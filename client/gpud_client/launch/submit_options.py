@@ -38,6 +38,8 @@ class SubmitOptions(TypedDict, total=False):
         weight: 1 to 1000: an offline job's weight when capacity is shared.
         exclusive: Reserve whole SMs on which no other job's blocks run until this job has ended.
             Rounded up to a multiple of `Device.exclusive_step`; such a job cannot be resized.
+        wait: Whether to wait while the session has as many jobs that have not ended as it may, or
+            the lane's ring is full; False: raise `LimitExceeded` instead.
     """
 
     reservation: Share | None
@@ -49,6 +51,7 @@ class SubmitOptions(TypedDict, total=False):
     device: Device | int | None
     weight: int
     exclusive: bool
+    wait: bool
 
 
 _DEFAULTS: SubmitOptions = {
@@ -61,6 +64,7 @@ _DEFAULTS: SubmitOptions = {
     "device": None,
     "weight": 1,
     "exclusive": False,
+    "wait": True,
 }
 
 

@@ -154,7 +154,7 @@ class Connections:
             [self._device_rows.description(device) for device in self._devices],
             {
                 "message_bytes": config.max_message_bytes,
-                "jobs": config.max_jobs_per_session,
+                "jobs": session.user.most_jobs_of_session,
                 "memory_bytes": state.arenas.session_limit_bytes,
             },
             {"version": __version__, "pid": os.getpid(), "policy": config.policy},

@@ -170,6 +170,13 @@ class User:
                 value=most,
             )
 
+    @property
+    def most_jobs_of_session(self) -> int:
+        """How many jobs a session of this user may have, if it is the only one."""
+        config, queue = self._config, self.terms.queue
+        most = min(config.max_jobs_per_session, config.max_jobs_per_user)
+        return max(1, most if queue is None else min(most, queue))
+
     def check_jobs(self, in_session: int) -> None:
         """Check that the user may submit another job in a session that has this many.
 

@@ -36,7 +36,11 @@ class Welcome(NamedTuple):
         '"arrays" ("shared": the file of `Arena` is their memory; "copied": `Upload` and '
         "`Download` copy between it and the device)",
     ]
-    limits: Annotated[dict[str, int], plain(), 'a map: "message_bytes", "jobs", "memory_bytes"']
+    limits: Annotated[
+        dict[str, int],
+        plain(),
+        'a map: "message_bytes", "jobs" that have not ended, lanes included, "memory_bytes"',
+    ]
     daemon: Annotated[dict[str, Any], plain(), 'a map: "version", "pid", "policy"']
 
 

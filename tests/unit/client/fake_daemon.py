@@ -70,6 +70,7 @@ class FakeDaemon:
         self.sessions = 0
         self.version = wm.VERSION
         self.modules = 0
+        self.most_jobs = 1000
         self.next_address = {index: BASE * (index + 1) for index in range(devices)}
         self.arena: dict[int, int] = {}
         self.may_read = threading.Event()
@@ -189,7 +190,7 @@ class FakeDaemon:
     def on_hello(self, message: wm.Hello) -> None:
         self.sessions += 1
         self.ended.clear()
-        limits = {"message_bytes": 1 << 26, "jobs": 1000, "memory_bytes": ARENA_BYTES}
+        limits = {"message_bytes": 1 << 26, "jobs": self.most_jobs, "memory_bytes": ARENA_BYTES}
         daemon = {"version": "0", "pid": os.getpid(), "policy": "reservations"}
         self.send(
             wm.Welcome(message.request, self.version, self.sessions, self.devices, limits, daemon)
