@@ -1,4 +1,4 @@
-"""Host time of the CUDA device's launch and release path, over the model of the driver.
+"""Host time of the CUDA device's launches and releases, over the model of the driver.
 
     python bench/bench_cuda_host.py [--rounds N]
 
@@ -37,8 +37,7 @@ from bench.harness.machine import describe
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
-from gpud.device.cuda.launch.batch import LAUNCH_PATHS
-from gpud.device.cuda.launch.release_path import RELEASE_PATHS, ReleasePath
+from gpud.device.cuda.launch.launch_records import Slot
 from gpud.device.interface import LaunchSpec
 from tests.driver_model import SteppedDriver
 from tests.unit.cuda.model_runs import PROGRAM
@@ -92,17 +91,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300)
     rounds = parser.parse_args().rounds
     found: dict[str, dict[str, float]] = {}
-    variants = [(path, LAUNCH_PATHS[0]) for path in RELEASE_PATHS]
-    for path, way in [*variants, *(("mapped", way) for way in LAUNCH_PATHS[1:])]:
-        name = path if way == LAUNCH_PATHS[0] else f"{path}, {way}"
-        found[name] = measured(path, way, rounds)
-        print(f"{name:<16}" + "  ".join(f"{k} {v:.1f}" for k, v in found[name].items()), flush=True)
+    for way in ("graph", "native"):
+        found[way] = measured(way, rounds)
+        print(f"{way:<8}" + "  ".join(f"{k} {v:.1f}" for k, v in found[way].items()), flush=True)
     OUT.write_text(json.dumps({"machine": describe(), "rounds": rounds, **found}, indent=1) + "\n")
     return 0
 
 
-def measured(path: str, way: str, rounds: int) -> dict[str, float]:
-    """Return the medians of a release path and a launch path, in microseconds, and calls."""
+def measured(way: str, rounds: int) -> dict[str, float]:
+    """Return the medians of one way to queue launches, in microseconds, and calls."""
     fake = TimedDriver(sms=SMS, room=SMS * OCCUPANCY)
     fake.occupancy = OCCUPANCY
     samples: dict[str, list[float]] = {}
@@ -110,7 +107,7 @@ def measured(path: str, way: str, rounds: int) -> dict[str, float]:
     def note(name: str, value: float) -> None:
         samples.setdefault(name, []).append(value)
 
-    with CUDADevice(driver=Driver(fake), release=path, launches=way, watch=False) as device:
+    with CUDADevice(driver=Driver(fake), graphs=way == "graph", watch=False) as device:
         kernel = device.load(PROGRAM).kernel("persistent_a")
         spec = LaunchSpec(kernel, "persistent", (TOTAL, 1, 1), (32, 1, 1), bytes(8))
         one, several = device.prepare([spec]), device.prepare([spec] * KERNELS)
@@ -160,19 +157,18 @@ def _release(fake: TimedDriver, device: CUDADevice, run: Any, note: Callable[...
     (launch,) = run._tracker.launches
     launch.slot.sms[:] = np.arange(len(launch.slot.sms)) % SMS + 1
     device.watcher.poll()
-    paths: ReleasePath = device.launches.release
-    set_stays = paths.set_stays
+    set_stays = Slot.set_stays
     words: list[tuple[int, int]] = []
 
     def noted(*of_slot: Any) -> None:
         words.append((time.thread_time_ns(), fake.inside_ns))
         set_stays(*of_slot)
 
-    paths.set_stays = noted  # type: ignore[assignment, method-assign]
+    Slot.set_stays = noted  # type: ignore[assignment, method-assign]
     calls, inside, began = len(fake.calls), fake.inside_ns, time.thread_time_ns()
     run.resize(SMS * OCCUPANCY // 2)
     ended = time.thread_time_ns()
-    paths.set_stays = set_stays  # type: ignore[method-assign]
+    Slot.set_stays = set_stays  # type: ignore[method-assign]
     note("release to word", (words[0][0] - began - (words[0][1] - inside)) / 1e3)
     note("release in all", (ended - began - (fake.inside_ns - inside)) / 1e3)
     note("release calls", len(fake.calls) - calls)

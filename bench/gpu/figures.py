@@ -3,7 +3,7 @@
     python bench/gpu/figures.py [--results FOLDER] [--into FOLDER]
 
 Draws a figure for each result that exists and lists those that do not; each figure names the GPU,
-driver, release path and date of its results. Uses matplotlib, which the extra ``demo`` installs.
+driver and date of its results. Uses matplotlib, which the extra ``demo`` installs.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def rewrite_cost(axes: Any, found: list[Found]) -> None:
 
 
 def release_latency(axes: Any, found: list[Found]) -> None:
-    """p99 of the release by length of task blocks, for each path."""
+    """p99 of the release by length of task blocks, for each side."""
     rows = found[0]["rows"]
-    for path in dict.fromkeys(row["path"] for row in rows):
-        some = [row for row in rows if row["path"] == path]
+    for side in dict.fromkeys(row["side"] for row in rows):
+        some = [row for row in rows if row["side"] == side]
         for key, style in (("gone", "o-"), ("first_online", "x--")):
             points = [(row["block_us"], row[key]["p99"]) for row in some if row[key]["count"]]
             if points:
-                axes.plot(*zip(*points, strict=True), style, label=f"{path}: {key}", markersize=4)
+                axes.plot(*zip(*points, strict=True), style, label=f"{side}: {key}", markersize=4)
     lengths = sorted({row["block_us"] for row in rows})
     aims = {row["block_us"]: row["aim_p99_us"] for row in rows}
     axes.plot(lengths, [aims[us] for us in lengths], color="grey", linewidth=0.8, label="aim")

@@ -1,13 +1,12 @@
-"""What launching costs: requests of 1 to 200 short kernels, by each launch path of gpud's.
+"""What launching costs: requests of 1 to 200 short kernels, as graphs and by native calls.
 
     python bench/gpu/launch_cost.py [--rounds N] [--kernels N ...]
 
 A request is a sequence of kernels of about 20 us, each with a task block for each place of the GPU.
 It is run again and again on an idle GPU, alone: by gpud's CUDA device with its launches queued as a
-CUDA graph, by native code, and from Python (`gpud.device.cuda.launch.batch`); as a graph whose
-launches are opened by their own blocks, without a gate before each
-(`gpud.device.cuda.program.fold_gate`); and by the driver alone as a native graph, of the kernels,
-and of the kernels with one of a single block before each, as gates are. The sides take turns.
+CUDA graph, and by native code (`gpud.device.cuda.launch.batch`); and by the driver alone as a
+native graph, of the kernels, and of the kernels with one of a single block before each, as gates
+are. The sides take turns.
 Measured on the host: from the call that begins the request until that returns, and until the
 request is over.
 
@@ -42,7 +41,6 @@ from bench.gpu.instrumentation.timestamps import (
 from bench.gpu.instrumentation.warm_up import warm_up
 from bench.gpu.record import Rows, cuda_device, need_gpu
 from gpud.compiler.pipeline import compile_program
-from gpud.device.cuda.launch.batch import LAUNCH_PATHS
 from gpud.device.interface import pack_parameters
 from tests.support.resizable_run import ResizableRun
 
@@ -51,7 +49,6 @@ BLOCK_US = 20.0
 THREADS = 256
 NATIVE = "native graph"
 NATIVE_GATES = "native, two each"
-FOLDED = "graph, folded"
 FIRST = 3
 """Requests that are not counted: gpud prepares a sequence's launches at the end of the second."""
 
@@ -73,10 +70,10 @@ def main() -> int:
     kept = Rows("launch_cost", gpu, {"rounds": options.rounds})
     print(f"{'kernels':>8}  {'side':<18}{'begun p50 us':>13}{'over p50 us':>13}{'p99':>10}")
     with ExitStack() as stack:
-        devices = {path: stack.enter_context(cuda_device(launches=path)) for path in LAUNCH_PATHS}
-        devices[FOLDED] = stack.enter_context(
-            cuda_device(launches=LAUNCH_PATHS[0], variants=("folded_gates",))
-        )
+        devices = {
+            name: stack.enter_context(cuda_device(graphs=name == "graph"))
+            for name in ("graph", "native")
+        }
         for count in options.kernels or KERNELS:
             if not kept.has(kernels=count, side=NATIVE):
                 for row in measure(gpu, devices, count, options.rounds):

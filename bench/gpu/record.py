@@ -17,56 +17,30 @@ from typing import Any
 
 from bench.gpu.instrumentation.driver import Gpu, missing
 from bench.harness.machine import describe
-from gpud.config import load
 from gpud.device.cuda.device import CUDADevice
 
-__all__ = ["RESULTS", "Rows", "cuda_device", "keep", "need_gpu", "release_path", "rounded"]
+__all__ = ["RESULTS", "Rows", "cuda_device", "keep", "need_gpu", "rounded"]
 
 RESULTS = Path(os.environ.get("GPUD_RESULTS") or Path(__file__).resolve().parents[1] / "results")
 
 
 def need_gpu() -> None:
-    """Print gpud's release path; without a GPU say so and end the program."""
+    """Without a GPU say so and end the program."""
     why = missing()
     if why:
         print(f"this needs an NVIDIA GPU: {why}", file=sys.stderr)
         raise SystemExit(1)
-    paths = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in gpud_paths().items())
-    print(f"gpud's {paths}", flush=True)
-
-
-def release_path() -> str:
-    """Return the release path, from ``GPUD_RELEASE_PATH``; daemons started here use it, too."""
-    return load(file=os.devnull).release_path
-
-
-def gpud_paths() -> dict[str, str]:
-    """Return the release path, the launch path and the variants of kernels, as daemons have them.
-
-    From ``GPUD_RELEASE_PATH``, ``GPUD_LAUNCH_PATH`` and ``GPUD_KERNEL_VARIANTS``.
-    """
-    found = load(file=os.devnull)
-    return {
-        "release_path": found.release_path,
-        "launch_path": found.launch_path,
-        "kernel_variants": ",".join(found.kernel_variants),
-    }
 
 
 def cuda_device(**options: Any) -> Any:
     """gpud's CUDA device, to be used in a ``with`` block."""
     sys.setswitchinterval(1e-4)  # as a device host does
-    paths = gpud_paths()
-    variants = [name for name in paths["kernel_variants"].split(",") if name != "none"]
-    ours = {
-        "release": paths["release_path"], "launches": paths["launch_path"], "variants": variants,
-    }  # fmt: skip
-    return CUDADevice(0, **{**ours, **options})
+    return CUDADevice(0, **options)
 
 
 def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write ``gpu_NAME.json``: the machine, GPU, release path, date and the results."""
-    where = {"machine": describe(), **gpu.describe(), **gpud_paths()}
+    """Write ``gpu_NAME.json``: the machine, GPU, date and the results."""
+    where = {"machine": describe(), **gpu.describe()}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     into = RESULTS if folder is None else folder
     into.mkdir(parents=True, exist_ok=True)
@@ -84,7 +58,7 @@ class Rows:
         name: of the result.
         gpu: that they are measured on.
         settings: that rows depend on. Rows of an existing file are continued if it is incomplete
-            and has the same settings, GPU, driver and release path.
+            and has the same settings, GPU and driver.
         folder: of the file.
 
     Attributes:
@@ -103,9 +77,8 @@ class Rows:
             found = json.loads((self._folder / f"gpu_{self._name}.json").read_text())
         except (OSError, ValueError):
             return []
-        here = {**self._gpu.describe(), **gpud_paths()}
-        known = ("gpu", "driver", "release_path", "launch_path", "kernel_variants")
-        same = all(found.get(key) == here[key] for key in known)
+        here = self._gpu.describe()
+        same = all(found.get(key) == here[key] for key in ("gpu", "driver"))
         if found.get("complete", True) or not same or found["settings"] != self._settings:
             return []
         rows: list[dict[str, Any]] = found["rows"]

@@ -5,10 +5,10 @@
 An offline kernel has the whole GPU; at a moment half of it is taken away and given to an online
 kernel, as the daemon does it: `Run.resize` of the one, then of the other. The kernels record when
 and where their task blocks run (`bench.gpu.instrumentation.timestamps`). Measured for task blocks
-of 2 to 1000 us and for each release path of the CUDA device: decision to last released block gone,
-and to first online block begun, beside the task blocks' own times. Variants, over the configured
-release path (``GPUD_RELEASE_PATH``):
+of 2 to 1000 us: decision to last released block gone, and to first online block begun, beside the
+task blocks' own times. The sides:
 
+``gpud``         as the daemon runs them
 ``plain``        unmodified kernels on two streams, the online one's of the highest priority: its
                  offline blocks cannot be released
 ``by index``     the blocks with the larger half of the indices leave; otherwise those leave that
@@ -17,8 +17,6 @@ release path (``GPUD_RELEASE_PATH``):
                  online kernel's, by SM and by index: an online block may then find no room until
                  offline blocks are compacted (`gpud.device.cuda.placement.compaction`)
 ``N threads``    offline blocks of fewer threads than `THREADS`: more of them are resident
-``returned``     one task block claimed in advance always, which a released block gives back
-                 (`gpud.device.cuda.program.give_back`)
 ``1 at a time``  claims of one task block, for the lengths for which the device chooses others;
                  blocks with larger claims have unfinished ones when they are released
 
@@ -50,15 +48,14 @@ from bench.gpu.instrumentation.timestamps import (
     tick_ns,
 )
 from bench.gpu.instrumentation.warm_up import warm_up
-from bench.gpu.record import Rows, cuda_device, need_gpu, release_path
+from bench.gpu.record import Rows, cuda_device, need_gpu
 from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.device.claim_size import choose_claims
-from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import Form
 from tests.support.resizable_run import ResizableRun
 
 BLOCKS_US = (10.0, 50.0, 2.0, 200.0, 1000.0)
-"""The most telling first: of all paths the first two, then of all paths the others."""
+"""The most telling first: of all sides the first two, then of all sides the others."""
 
 FIRST = 2
 SHORT_US = tuple(us for us in BLOCKS_US if choose_claims(1e3 * us, 1 << 30, 1) != ONE_AT_A_TIME)
@@ -73,13 +70,12 @@ TIMEOUT_S = 60.0
 BY_INDEX = "by index"
 SMALL = "small"
 SINGLY = "1 at a time"
-RETURNED = "returned"
-"""Variants, over the configured path."""
+OURS = "gpud"
 
 
 @dataclass
 class Row:
-    """One path and one length of task blocks; times in nanoseconds, one an event.
+    """One side and one length of task blocks; times in nanoseconds, one an event.
 
     Attributes:
         gone: from the decision to the end of the last released block.
@@ -90,7 +86,7 @@ class Row:
         whole_sms: SMs that came free; half of the device's SMs are ``half_sms``.
     """
 
-    path: str
+    side: str
     target_us: float
     gone: list[int] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
@@ -119,7 +115,7 @@ class Row:
         """For JSON, in microseconds."""
         gone = quantiles_us(self.gone)
         return {
-            "path": self.path,
+            "side": self.side,
             "block_us": self.target_us,
             "blocks": quantiles_us(self.blocks),
             "gone": gone,
@@ -229,7 +225,7 @@ class Pair:
 def main() -> int:
     """Measure, print and save the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--events", type=int, default=200, help="for each length and path")
+    parser.add_argument("--events", type=int, default=200, help="for each length and side")
     parser.add_argument("--block-us", type=float, action="append", help="a length, repeatable")
     parser.add_argument("--scale", type=float, default=1.0, help="of the work of an event")
     options = parser.parse_args()
@@ -240,32 +236,28 @@ def main() -> int:
     kept = Rows("release_latency", gpu, {"events": options.events, "scale": options.scale})
     clock = GpuClock(gpu)
     print(
-        f"{'path':<14}{'block us':>9}{'gone p50':>10} {'p99':>8}{'first p50':>11} {'p99':>8}  aim"
+        f"{'side':<14}{'block us':>9}{'gone p50':>10} {'p99':>8}{'first p50':>11} {'p99':>8}  aim"
     )
-    first = release_path()
-    others = [path for path in RELEASE_PATHS if path != first]
     small = (SMALL, f"{SMALL} {BY_INDEX}")
-    paths = (first, "plain", *others, *FEWER_THREADS, RETURNED, BY_INDEX, *small, SINGLY)
-    for part, path in product((BLOCKS_US[:FIRST], BLOCKS_US[FIRST:]), paths):
-        lengths = _lengths(path)
+    sides = (OURS, "plain", *FEWER_THREADS, BY_INDEX, *small, SINGLY)
+    for part, side in product((BLOCKS_US[:FIRST], BLOCKS_US[FIRST:]), sides):
+        lengths = _lengths(side)
         left = [
             us
             for us in part
             if us in lengths
             and us in (options.block_us or lengths)
-            and not kept.has(path=path, block_us=us)
+            and not kept.has(side=side, block_us=us)
         ]
         if not left:
             continue
-        form: Form = "unmodified" if path == "plain" else "persistent"
-        release, by_sm = path if path in others else first, not path.endswith(BY_INDEX)
-        own = {"variants": ("returned_claims",)} if path == RETURNED else {}
-        with cuda_device(release=release, by_sm=by_sm, **own) as device:
+        form: Form = "unmodified" if side == "plain" else "persistent"
+        with cuda_device(by_sm=not side.endswith(BY_INDEX)) as device:
             for block_us in left:
                 row = measure(
-                    device, path, block_us, form, clock, options.events, options.scale,
-                    claims=ONE_AT_A_TIME if path == SINGLY else None,
-                    threads=SMALL_THREADS if path in small else FEWER_THREADS.get(path, THREADS),
+                    device, side, block_us, form, clock, options.events, options.scale,
+                    claims=ONE_AT_A_TIME if side == SINGLY else None,
+                    threads=SMALL_THREADS if side in small else FEWER_THREADS.get(side, THREADS),
                 )  # fmt: skip
                 kept.add(row.plain())
                 print(line(row), flush=True)
@@ -275,21 +267,21 @@ def main() -> int:
     return 0
 
 
-def _lengths(path: str) -> tuple[float, ...]:
-    """Return the lengths of task blocks that a path or variant is measured with."""
-    if path == SINGLY:
+def _lengths(side: str) -> tuple[float, ...]:
+    """Return the lengths of task blocks that a side is measured with."""
+    if side == SINGLY:
         return SHORT_US
-    if path in FEWER_THREADS:
+    if side in FEWER_THREADS:
         return THREADS_US
-    return SMALL_US if path.startswith(SMALL) else BLOCKS_US
+    return SMALL_US if side.startswith(SMALL) else BLOCKS_US
 
 
 def measure(
-    device: Any, path: str, block_us: float, form: Form, clock: Clock, events: int,
+    device: Any, side: str, block_us: float, form: Form, clock: Clock, events: int,
     scale: float = 1.0, claims: Claims | None = None, threads: int = THREADS,
 ) -> Row:  # fmt: skip
     """Measure one row; ``claims`` None: the device's choice; ``threads``: of an offline block."""
-    row = Row(path, block_us)
+    row = Row(side, block_us)
     pair = Pair(device, block_us, form, scale=scale, claims=claims, threads=threads)
     row.tick_ns = pair.tick_ns
     for _ in range(events):
@@ -307,7 +299,7 @@ def line(row: Row) -> str:
     if row.whole_sms:
         unclear += f", {_middle(row.whole_sms)} of {row.half_sms} SMs whole"
     return (
-        f"{row.path:<14}{row.target_us:>9g}{left}{first['p50']:>11.1f} {first['p99']:>8.1f}"
+        f"{row.side:<14}{row.target_us:>9g}{left}{first['p50']:>11.1f} {first['p99']:>8.1f}"
         f"  {row.aim_us():g} {met}{unclear}"
     )
 

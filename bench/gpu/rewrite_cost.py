@@ -10,23 +10,15 @@ many blocks as the GPU holds, and its control words are in the same memory as th
 reset before the batch, outside of the timed span. The sides:
 
 ``native``       the unmodified kernel
-``rewritten``    persistent, as gpud runs it over release path ``mapped``: words in host memory, the
-                 same split of SM memory for all kernels, claims as gpud chooses them from the block
-                 time (`gpud.device.claim_size`)
+``rewritten``    persistent, as gpud runs it: words in host memory, the same split of SM memory for
+                 all kernels, claims as gpud chooses them from the block time
+                 (`gpud.device.claim_size`)
 ``checked``       the same with bounds checks
-``news``         ``rewritten`` over release path ``news``: orders in host memory are read only when
-                 a number in device memory has changed
 ``split``        ``rewritten`` with the largest part of an SM's memory as shared memory, which gpud
                  has only kernels ask for that use some: what it would cost the others
-``own words``    ``rewritten`` with launch records in device memory, as other release paths have
-                 them
-``own cache``    the same, with the driver's default split into cache and shared memory for all
-``no bus``       ``own words`` with the status records in device memory as well and no polls of host
-                 memory: nothing crosses the bus, so the rest of the cost is that of the loop
-``in advance``   ``rewritten`` with one task block claimed in advance at least, which a released
-                 block would give back (`gpud.device.cuda.program.give_back`)
-``chunk counts`` ``rewritten``, where gpud claims several task blocks, with what is done counted
-                 once for each chunk (`gpud.device.cuda.program.count_chunks`)
+``own cache``    ``rewritten`` with the driver's default split into cache and shared memory for all
+``no bus``       ``rewritten`` with launch records and status records in device memory: nothing
+                 crosses the bus, so the rest of the cost is that of the loop
 ``singly``       ``rewritten`` with claims of one task block, where gpud would claim several
 
 With ``--claims 4,0`` or such all kernels have these claims. Prints a table and writes
@@ -57,18 +49,7 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
 from gpud.device.claim_size import choose_claims
 
-SIDES = (
-    "rewritten",
-    "checked",
-    "news",
-    "split",
-    "own words",
-    "own cache",
-    "no bus",
-    "in advance",
-    "singly",
-    "chunk counts",
-)
+SIDES = ("rewritten", "checked", "split", "own cache", "no bus", "singly")
 FIRST = ("triad", "softmax", "scan", "stencil_3d", "polynomial", "early_exit", "copy")
 """The most telling kernels are measured first: time on a GPU may end in the middle."""
 
@@ -190,19 +171,15 @@ def measure(
 
     kernel = loaded(cuda, program)
 
-    def form(kernel: Any, *, own_words: bool = False) -> Persistent:
-        return Persistent(gpu, kernel, program, arrays, MOST_BATCH, own_words=own_words)
+    def form(kernel: Any, *, own: bool = False) -> Persistent:
+        return Persistent(gpu, kernel, program, arrays, MOST_BATCH, own=own)
 
     forms = {
         "rewritten": form(kernel),
         "checked": form(loaded(cuda, program, bounds_checks=True)),
-        "news": form(loaded(cuda, program, news=True)),
         "split": form(loaded(cuda, program, most_shared=True)),
-        "own words": form(loaded(cuda, program, own_words=True), own_words=True),
-        "own cache": form(loaded(cuda, program, own_words=True, own_cache=True), own_words=True),
-        "no bus": Persistent(
-            gpu, kernel, program, arrays, MOST_BATCH, own_words=True, own_status=True
-        ),
+        "own cache": form(loaded(cuda, program, own_cache=True)),
+        "no bus": form(kernel, own=True),
     }
     total = math.prod(arrays.launch.grid)
     right: list[bytes] = []
@@ -225,15 +202,8 @@ def measure(
     chosen = claims or choose_claims(1e3 * once * blocks / total, total, blocks)
     for one in forms.values():
         one.words.claim(chosen)
-        one.words.pace(1e3 * once * blocks / total)
-    forms["in advance"] = Persistent(
-        gpu, loaded(cuda, program, give_back=True), program, arrays, MOST_BATCH, give_back=True
-    )
-    forms["in advance"].words.claim(Claims(chosen.chunk, max(1, chosen.ahead)))
     if chosen != ONE_AT_A_TIME:
         forms["singly"] = form(kernel)
-        forms["chunk counts"] = form(loaded(cuda, program, chunk_counts=True))
-        forms["chunk counts"].words.claim(chosen)
     sides: dict[str, Side] = {"native": native, **forms}
     for name, side in sides.items():
         check(name, side)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 __all__ = ["NO_AUTOLOAD", "OPTIONS", "SELECTIONS", "STEPS", "Step"]
 
-SELECTIONS = ("smoke", "cell", "variants")
-"""Steps without a target of their own: parts of others, the last with all variants of kernels."""
+SELECTIONS = ("smoke", "cell")
+"""Steps without a target of their own: parts of others."""
 
 OPTIONS = (
     *("-v", "-o", "faulthandler_timeout=45"),  # so that the log names a test that hangs
@@ -120,13 +120,6 @@ STEPS: tuple[Step, ...] = (
     _bench("launch_cost", 40, trial="--rounds 2 --kernels 1 --kernels 18"),
     _colocation("gpud", 100),
     _colocation("streams", 80),
-    Step(
-        "variants", 90,
-        target=("tests/gpu/test_resizing.py", "tests/gpu/test_conformance.py"),
-        more=("-k", "under_resizes and 3 or " + " or ".join(_TELLING)),
-        trial=("-k", "saxpy"),
-        environment={"GPUD_KERNEL_VARIANTS": "folded_gates,returned_claims,chunk_counts"},
-    ),
     _test("resizing", 90, "under_resizes and 3", several=True),
     _bench("resize", 40, trial="--seconds 0.05"),
     _bench("shares", 60, trial="--seconds 0.2"),

@@ -35,11 +35,8 @@ def rows(results: Path) -> dict[str, list[Row]]:
 
 
 def source(found: Mapping[str, Any]) -> str:
-    """Return the GPU, the driver, gpud's paths and the date of results."""
-    path = f"release path {found['release_path']}, launch path {found['launch_path']}"
-    if found["kernel_variants"] != "none":
-        path += f", {found['kernel_variants']}"
-    return f"{found['gpu']}, driver {found['driver']}, {path}, {found['date'][:10]}"
+    """Return the GPU, the driver and the date of results."""
+    return f"{found['gpu']}, driver {found['driver']}, {found['date'][:10]}"
 
 
 def _tests(name: str, found: Result) -> Iterator[tuple[str, str]]:
@@ -57,10 +54,8 @@ def _sanitize(name: str, found: Result) -> Iterator[tuple[str, str]]:
 
 
 def _waits(_: str, found: Result) -> Iterator[tuple[str, str]]:
-    sights = found.get("sight_us", {})
-    if sights:
-        said = ", ".join(f"{path} {one['p50']:.1f}" for path, one in sights.items())
-        yield "write by a release path to a block's answer, p50 in us", said
+    if "sight_us" in found:
+        yield "store of the host to a block's answer, p50 in us", f"{found['sight_us']['p50']:.1f}"
     for key, what in (
         ("calls", "calls of the driver that wait for a kernel that runs"),
         ("calls_full", "... that wait for one on all SMs"),
@@ -115,10 +110,7 @@ def _release_latency(_: str, found: Result) -> Iterator[tuple[str, str]]:
         if first["count"]:
             said.append(f"first online block p50 {first['p50']:.1f}, p99 {first['p99']:.1f} us")
         yield (
-            (
-                f"half of the device released, path {row['path']}, task blocks of "
-                f"{row['block_us']:g} us"
-            ),
+            (f"half of the device released, {row['side']}, task blocks of {row['block_us']:g} us"),
             "; ".join(said) or "nothing seen",
         )
 
@@ -133,7 +125,7 @@ def _launch_cost(_: str, found: Result) -> Iterator[tuple[str, str]]:
     for count in dict.fromkeys(row["kernels"] for row in found["rows"]):
         rows = [row for row in found["rows"] if row["kernels"] == count]
         yield (
-            f"a request of {count} kernels of 20 us alone: begun, over, p50, by launch path",
+            f"a request of {count} kernels of 20 us alone: begun, over, p50",
             "; ".join(
                 f"{row['side']} {row['begun_us']['p50']:.1f}, {row['over_us']['p50']:.0f} us"
                 for row in rows

@@ -14,11 +14,11 @@ many.
 All of that is done beside one block and, for calls, with all SMs full as well. Loads are not among
 them: `bench.gpu.load_beside` has a process of its own for them, as they may wait for each other.
 
-Also measured: how long after a write by each release path a block's answer to it is seen (each has
-the way back over the bus in it). And the cost of a read of a word in host memory, which blocks make
-before every claim where launch records are there (release path ``mapped``), beside a read of device
-memory: by one block, and by as many as fit. And the cost when all of these count themselves out of
-such a word, which blocks that leave did until each had a mark of its own.
+Also measured: how long after a store of the host a block's answer to it is seen (with the way back
+over the bus in it), which is how blocks are told to release. And the cost of a read of a word in
+host memory, which blocks make before every claim, beside a read of device memory: by one block, and
+by as many as fit. And the cost when all of these count themselves out of such a word, which blocks
+that leave did until each had a mark of its own.
 
 Writes bench/results/gpu_waits.json part by part.
 """
@@ -28,7 +28,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def main() -> int:
                 print(f"{name:<12}{what:<44}{one}", flush=True)
         keep("waits", gpu, {"complete": False, **found})
 
-    part("sight_us", sights(busy))
+    part("sight_us", sight(busy))
     part("calls", calls(busy))
     busy.everywhere = True
     part("calls_full", calls(busy))
@@ -88,58 +88,34 @@ def main() -> int:
     return 0
 
 
-def sights(busy: BusyKernel, rounds: int = SIGHTS) -> dict[str, dict[str, float]]:
-    """Microseconds from a write by each release path until the host sees a block's answer to it.
+def sight(busy: BusyKernel, rounds: int = SIGHTS) -> dict[str, float]:
+    """Microseconds from a store to mapped host memory until the host sees a block's answer to it.
 
-    The answer is a store to host memory in all cases, so differences are those of the paths.
+    The answer is a store to host memory, too. Empty: the block did not answer in time.
     """
-    gpu, cu = busy.gpu, busy.gpu.cu
-    near, answer, source = gpu.host_words(8), gpu.host_words(8), gpu.host_words(rounds + 1)
-    own, stream = gpu.buffer(np.zeros(8, np.uint32)), gpu.stream(gpu.highest_priority)
-    source.words[:] = np.arange(rounds + 1)
-    first = source.address
-
-    def stored(number: int) -> None:
-        near.words[0] = number
-
-    ways: dict[str, tuple[int, Callable[[int], Any]]] = {
-        "mapped": (near.address, stored),
-        "write_value": (
-            own.address,
-            lambda k: check(cu.cuStreamWriteValue32(stream, own.address, k, 0)),
-        ),
-        "copy": (
-            own.address,
-            lambda k: check(cu.cuMemcpyHtoDAsync(own.address, first + 4 * k, 4, stream)),
-        ),
-        "memset": (own.address, lambda k: check(cu.cuMemsetD32Async(own.address, k, 1, stream))),
-    }
+    gpu = busy.gpu
+    word, answer = gpu.host_words(8), gpu.host_words(8)
+    word.words[:] = 0
+    answer.words[:] = 0
     sees = busy.function("sees")
-    found: dict[str, dict[str, float]] = {}
-    for name, (address, write) in ways.items():
-        near.words[:] = 0
-        answer.words[:] = 0
-        own.set(np.zeros(8, np.uint32))
-        limit_s = max(busy.seconds, SIGHT_S)
-        values = [
-            address.to_bytes(8, "little"),
-            answer.address.to_bytes(8, "little"),
-            rounds.to_bytes(4, "little"),
-            int(1e9 * limit_s).to_bytes(8, "little"),
-        ]
-        buffer = pack_parameters(sees.parameters, values)
-        sees.launch((1, 1, 1), (1, 1, 1), buffer, stream=busy.stream)
-        took, ends = [], time.monotonic() + limit_s
-        for number in range(1, rounds + 1):
-            began = time.perf_counter_ns()
-            write(number)
-            while answer.words[0] < number and time.monotonic() < ends:
-                pass
-            took.append(time.perf_counter_ns() - began)
-        gpu.synchronise(busy.stream)
-        if answer.words[0] == rounds:
-            found[name] = quantiles_us(took)
-    return found
+    limit_s = max(busy.seconds, SIGHT_S)
+    values = [
+        word.address.to_bytes(8, "little"),
+        answer.address.to_bytes(8, "little"),
+        rounds.to_bytes(4, "little"),
+        int(1e9 * limit_s).to_bytes(8, "little"),
+    ]
+    buffer = pack_parameters(sees.parameters, values)
+    sees.launch((1, 1, 1), (1, 1, 1), buffer, stream=busy.stream)
+    took, ends = [], time.monotonic() + limit_s
+    for number in range(1, rounds + 1):
+        began = time.perf_counter_ns()
+        word.words[0] = number
+        while answer.words[0] < number and time.monotonic() < ends:
+            pass
+        took.append(time.perf_counter_ns() - began)
+    gpu.synchronise(busy.stream)
+    return quantiles_us(took) if answer.words[0] == rounds else {}
 
 
 def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:

@@ -121,27 +121,6 @@ class Config:
         "whether every memory access of a kernel is checked, so that it cannot leave its session's "
         "arena; if off, a wrong index can change another session's arrays or crash the device host",
     )
-    release_path: str = setting(
-        types.choice("mapped", "news", "write_value", "copy", "memset"),
-        "mapped",
-        "how a release reaches blocks that run on a GPU: mapped, they poll host memory; or they "
-        "poll a word in the GPU's memory, which other blocks set (news), or the driver by "
-        "write_value, copy or memset",
-    )
-    launch_path: str = setting(
-        types.choice("graph", "native", "calls"),
-        "graph",
-        "how launches of a sequence that runs again are queued on a GPU: as a CUDA graph, by "
-        "native code, or by one call from Python after the other",
-    )
-    kernel_variants: tuple[str, ...] = setting(
-        types.listed(types.choice("none", "folded_gates", "returned_claims", "chunk_counts")),
-        "none",
-        "what kernels on a GPU do that has yet to be measured: their blocks open the launches of a "
-        "sequence themselves (folded_gates), always claim a task block in advance and give it back "
-        "where they are released (returned_claims), or count what is done once for several task "
-        "blocks (chunk_counts)",
-    )
     hold_ns: int = setting(
         quantities.duration("ms", most_s=60),
         "0 ms",

@@ -21,9 +21,7 @@ Properties:
 * ``long``: task blocks of 3 us and more are claimed one at a time;
 * ``in_time``: what a block may have claimed in advance takes no longer than the spare time;
 * ``balanced``: every resident block has `_ROUNDS` claims or more to go, or claims one at a time;
-* task blocks of unknown duration are claimed one at a time;
-* where released blocks give back what they have claimed in advance, one task block at least is
-  claimed so, whatever it takes, if every resident block has `_ROUNDS_IN_ADVANCE` or more to go.
+* task blocks of unknown duration are claimed one at a time.
 
 `_SIGNAL_NS` is a guess until it is measured.
 """
@@ -40,16 +38,11 @@ _TARGET_NS: Final = 5_000
 _TARGET_PART: Final = 0.1
 _SIGNAL_NS: Final = 2_500
 _ROUNDS: Final = 16
-_ROUNDS_IN_ADVANCE: Final = 4
-"""With fewer, what a block holds at the end while others find nothing costs more than is won."""
-
 _MOST: Final = 64
 """Most task blocks of a claim: shared among so many, its cost is negligible."""
 
 
-def choose_claims(
-    block_ns: float | None, left: int, resident: int, *, returns: bool = False
-) -> Claims:
+def choose_claims(block_ns: float | None, left: int, resident: int) -> Claims:
     """Choose how the persistent blocks of a launch claim task blocks.
 
     Args:
@@ -57,16 +50,7 @@ def choose_claims(
             unknown.
         left: task blocks that are not claimed yet.
         resident: the most persistent blocks that will run them.
-        returns: whether released blocks give back what they have claimed in advance.
     """
-    chosen = _chosen(block_ns, left, resident)
-    if returns and not chosen.ahead and 1 <= resident <= left // _ROUNDS_IN_ADVANCE:
-        return Claims(chosen.chunk, 1)
-    return chosen
-
-
-def _chosen(block_ns: float | None, left: int, resident: int) -> Claims:
-    """Choose for blocks that run all that they have claimed."""
     if block_ns is None or block_ns <= 0 or resident < 1:
         return ONE_AT_A_TIME
     spare_ns = _TARGET_NS - _SIGNAL_NS + _TARGET_PART * block_ns

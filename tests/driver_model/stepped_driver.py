@@ -58,7 +58,6 @@ class SteppedDriver(ModelDriver):
         occupancy: the occupancy of every kernel.
         sizes: how much room a block takes, for kernels whose blocks take more than 1.
         stalled: kernels whose blocks do not proceed.
-        reads_news: whether rewritten kernels read their orders only at news.
         launches: the kernels on the device.
     """
 
@@ -92,7 +91,6 @@ class SteppedDriver(ModelDriver):
         self.occupancy = 2
         self.sizes: dict[str, int] = {}
         self.stalled: set[str] = set()
-        self.reads_news = False
         self.launches: list[Resident] = []
 
     # -- time

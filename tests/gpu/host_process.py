@@ -23,11 +23,7 @@ SMS = 2
 def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
     """Open the device that ``spec`` names: the model has one."""
     driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
-    paths: dict[str, Any] = {
-        "release": settings.release_path, "launches": settings.launch_path,
-        "variants": settings.kernel_variants,
-    }  # fmt: skip
-    return CUDADevice(spec.number, **paths, driver=driver)
+    return CUDADevice(spec.number, driver=driver)
 
 
 if __name__ == "__main__":

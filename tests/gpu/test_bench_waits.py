@@ -26,7 +26,6 @@ from bench.gpu.instrumentation.calls_beside import calls
 from bench.gpu.instrumentation.driver import DriverError, Gpu, check
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.driver.calls import Driver
-from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from tests.driver_model import CPUDriver
 
 PATIENT_S = 60.0
@@ -80,10 +79,10 @@ def test_a_busy_kernel_can_be_everywhere(gpu: Gpu) -> None:
     assert begun == [1, busy.capacity(1024)]
 
 
-def test_writes_by_each_path_are_seen(gpu: Gpu) -> None:
-    found = waits.sights(BusyKernel(gpu, PATIENT_S), 5)
-    assert {*found} == {*RELEASE_PATHS} - {"news"}, "which is read as `mapped`, when it is read"
-    assert all(one["count"] == 5 and one["p50"] > 0 for one in found.values())
+def test_stores_of_the_host_are_seen(gpu: Gpu) -> None:
+    found = waits.sight(BusyKernel(gpu, PATIENT_S), 5)
+    assert found["count"] == 5
+    assert found["p50"] > 0
 
 
 def test_loads_beside_a_kernel(gpu: Gpu) -> None:

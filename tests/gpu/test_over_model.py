@@ -16,7 +16,6 @@ from bench.gpu.instrumentation import driver
 from bench.gpu.instrumentation.driver import Gpu
 from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cuda.program.variants import NAMES
 from gpud.units import Partitions
 from tests.conformance.runner import LoadedCase
 from tests.conformance.stress import stress
@@ -30,7 +29,6 @@ from tests.gpu.test_partitions import alone_on_its_sms
 
 pytestmark = pytest.mark.ci
 
-OTHERS = ("news", "write_value", "copy", "memset")
 CASES = ("saxpy", "lookback_scan", "generations")
 
 
@@ -47,16 +45,11 @@ def gpu(fake: CPUDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu()
 
 
-VARIANTS = "mapped, with all variants of kernels"
-PATHS = ["mapped", VARIANTS, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
-
-
-@pytest.fixture(params=PATHS)
-def cuda(request: pytest.FixtureRequest, fake: CPUDriver) -> Iterator[Any]:
+@pytest.fixture
+def cuda(fake: CPUDriver) -> Iterator[Any]:
     device = pytest.importorskip("gpud.device.cuda.device", reason="there is no CUDA device yet")
     calls = pytest.importorskip("gpud.device.cuda.driver.calls")
-    release, variants = request.param.split(",")[0], NAMES if request.param == VARIANTS else ()
-    with device.CUDADevice(0, release=release, variants=variants, driver=calls.Driver(fake)) as one:
+    with device.CUDADevice(0, driver=calls.Driver(fake)) as one:
         yield one
 
 

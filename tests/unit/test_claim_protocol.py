@@ -12,10 +12,6 @@ it, reading a slot (and running the task block, or leaving). What only a leader 
 the last task block that its block holds and its claim in advance, is its own. A depth-first search
 visits each reachable state once.
 
-With ``give_back`` a released block returns what it has claimed in advance to a stack, from which
-blocks take that find nothing more to claim: `gpud.device.cuda.program.give_back`. Who finds the
-stack empty seals it before leaving; who finds it sealed runs its claim itself.
-
 Properties: both warps of a block run the same task blocks; each task block below the counter was
 run exactly once and no other; if the job was grown, none is left; nobody waits for ever. That with
 claims of one task block, of several, and in advance.
@@ -24,7 +20,6 @@ claims of one task block, of several, and in advance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple, TypeVar
 
 import pytest
@@ -34,17 +29,13 @@ NONE = -1
 # Where a warp is: about to do one of these, not launched yet, or gone. `AGAIN` and `ADVANCE`: look
 # at the bit before a claim in advance, and claim.
 LOOK, CLAIM, WRITE, AGAIN, ADVANCE, ARRIVE, PASS, READ, IDLE, GONE = range(10)
-# Of the stack: about to read its top, to replace that by one's own node, to read the top as one who
-# takes, to read that node's next one, to replace the top by it, to seal it.
-TOP, PUSH, TAKE, FOLLOW, POP, SEAL = range(10, 16)
-EMPTY, SEALED = -1, -2
 
 
 class Warp(NamedTuple):
     """One warp: its place, its claim, the slot to use next, the barrier phase that it waits for.
 
     A leader also has the last task block that its block holds, and what it claimed in advance, or
-    `NONE`; and what it has read of the stack.
+    `NONE`.
     """
 
     at: int
@@ -53,8 +44,6 @@ class Warp(NamedTuple):
     phase: int = 0
     last: int = NONE
     ahead: int = NONE
-    top: int = EMPTY
-    next: int = EMPTY
 
 
 class State(NamedTuple):
@@ -67,11 +56,7 @@ class State(NamedTuple):
     arrived: tuple[int, ...] = (0, 0)
     phases: tuple[int, ...] = (0, 0)
     counter: int = 0
-    ahead: int = 0  # how many are claimed in advance
-    both: bool = False  # whether the second launch's block may be released, too
     host: int = 0
-    top: int = EMPTY
-    nodes: tuple[tuple[int, int], ...] = ((NONE, EMPTY),) * 2  # a block's: its claim, the next node
     grown: bool = False
 
 
@@ -95,9 +80,6 @@ def host_steps(state: State) -> Iterator[State]:
         yield state._replace(host=2)
         warps = (*state.warps[:2], Warp(LOOK), Warp(ARRIVE))
         yield state._replace(host=2, stays=(state.stays[0], True), warps=warps, grown=True)
-    elif state.host == 2 and state.both and state.grown:
-        yield state._replace(host=3)
-        yield state._replace(host=3, stays=(state.stays[0], False), grown=False)
 
 
 class Rules(NamedTuple):
@@ -110,14 +92,6 @@ class Rules(NamedTuple):
     """A claim is taken and then dropped if the block is released."""
     drop_held: bool = False
     """A block that is released leaves with what it holds."""
-    give_back: bool = False
-    """A released block returns what it has claimed in advance."""
-    seals: bool = True
-    """Who finds the stack empty seals it."""
-    compares: bool = True
-    """A node is put on the stack only if its top is what was read."""
-    keeps: bool = False
-    """What is returned is run as well."""
 
 
 def hold(warp: Warp, first: int, count: int, total: int) -> Warp:
@@ -126,47 +100,10 @@ def hold(warp: Warp, first: int, count: int, total: int) -> Warp:
     return warp._replace(at=WRITE, claim=first if first < total else LEAVE, last=last, ahead=NONE)
 
 
-def taken(warp: Warp, rules: Rules) -> Warp:
-    """The leader, which takes from the stack if it has found nothing to claim."""
-    return warp._replace(at=TAKE) if rules.give_back and warp.claim == LEAVE else warp
-
-
-def stack_step(state: State, warp: Warp, block: int, rules: Rules) -> tuple[State, Warp]:
-    """The leader's next step at the stack."""
-    total = len(state.ran[0])
-    own = warp.ahead
-    if warp.at == TOP:
-        if state.top == SEALED:  # nobody would take it
-            return state, hold(warp, own, rules.ahead, total)
-        nodes = put(state.nodes, block, (own, state.top))
-        return state._replace(nodes=nodes), warp._replace(at=PUSH, top=state.top)
-    if warp.at == PUSH:
-        if state.top != warp.top and rules.compares:
-            return state, warp._replace(at=TOP)
-        if rules.keeps:
-            return state._replace(top=block), hold(warp, own, rules.ahead, total)
-        gone = warp._replace(at=WRITE, claim=LEAVE, last=NONE, ahead=NONE)
-        return state._replace(top=block), gone
-    if warp.at == TAKE:
-        at = WRITE if state.top == SEALED else SEAL if state.top == EMPTY else FOLLOW
-        if at == SEAL and not rules.seals:
-            at = WRITE
-        return state, warp._replace(at=at, top=state.top)
-    if warp.at == FOLLOW:
-        return state, warp._replace(at=POP, next=state.nodes[warp.top][1])
-    if state.top != warp.top:
-        return state, warp._replace(at=TAKE)
-    if warp.at == SEAL:
-        return state._replace(top=SEALED), warp._replace(at=WRITE)
-    return state._replace(top=warp.next), hold(warp, state.nodes[warp.top][0], rules.ahead, total)
-
-
 def look(state: State, warp: Warp, block: int, rules: Rules) -> tuple[State, Warp]:
     """The leader finds what its block holds, or whether it may claim."""
     released = not state.stays[block]
     if not (rules.drop_held and released):
-        if rules.give_back and released and NONE < warp.ahead < len(state.ran[0]):
-            return state, warp._replace(at=TOP)
         if warp.ahead != NONE:
             return state, hold(warp, warp.ahead, rules.ahead, len(state.ran[0]))
         previous = state.slots[2 * block + (warp.slot + 1) % 2]
@@ -185,12 +122,8 @@ def warp_step(state: State, who: int, rules: Rules) -> State | None:
     slot = 2 * block + warp.slot % rules.slots
     if warp.at == LOOK:
         state, warp = look(state, warp, block, rules)
-        if warp.at == WRITE and state.stays[block]:
-            warp = taken(warp, rules)
-    elif TOP <= warp.at <= SEAL:
-        state, warp = stack_step(state, warp, block, rules)
     elif warp.at == CLAIM:
-        warp = taken(hold(warp, state.counter, rules.chunk, total), rules)
+        warp = hold(warp, state.counter, rules.chunk, total)
         state = state._replace(counter=state.counter + rules.chunk)
     elif warp.at == WRITE:
         state = state._replace(slots=put(state.slots, slot, warp.claim))
@@ -232,11 +165,6 @@ def check_end(state: State) -> None:
     if any(warp.at not in {GONE, IDLE} for warp in state.warps):
         raise ProtocolError("a warp waits for ever")
     expected = tuple(int(number < state.counter) for number in range(len(state.ran[0])))
-    at = state.top
-    while at >= 0:  # what was returned is for blocks that come later
-        first, at = state.nodes[at]
-        left = range(first, first + state.ahead)
-        expected = tuple(0 if number in left else ran for number, ran in enumerate(expected))
     if state.ran != (expected, expected):
         raise ProtocolError(f"claimed {expected}, run {state.ran}")
     if state.grown and not all(expected):
@@ -245,15 +173,9 @@ def check_end(state: State) -> None:
 
 def explore(total: int, rules: Rules) -> int:
     """Visits every reachable state and returns how many there are."""
-    return len(reached(total, rules))
-
-
-@cache
-def reached(total: int, rules: Rules) -> set[State]:
-    """Visits every reachable state, and returns them."""
     nothing = (0,) * total
     warps = (Warp(LOOK), Warp(ARRIVE), Warp(IDLE), Warp(IDLE))
-    start = State(warps, (nothing, nothing), ahead=rules.ahead, both=rules.give_back)
+    start = State(warps, (nothing, nothing))
     seen, stack = {start}, [start]
     while stack:
         state = stack.pop()
@@ -268,7 +190,7 @@ def reached(total: int, rules: Rules) -> set[State]:
             if new not in seen:
                 seen.add(new)
                 stack.append(new)
-    return seen
+    return len(seen)
 
 
 @pytest.mark.parametrize(("chunk", "ahead"), [(1, 0), (2, 0), (1, 1), (1, 2), (2, 1)])
@@ -291,30 +213,3 @@ def test_a_claim_that_is_dropped_is_found() -> None:
 def test_a_block_that_leaves_with_what_it_holds_is_found(chunk: int, ahead: int) -> None:
     with pytest.raises(ProtocolError, match="claimed"):
         explore(3, Rules(chunk=chunk, ahead=ahead, drop_held=True))
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(("total", "chunk", "ahead"), [(2, 1, 1), (3, 1, 2)])
-def test_what_is_given_back_is_run_once(total: int, chunk: int, ahead: int) -> None:
-    assert explore(total, Rules(chunk=chunk, ahead=ahead, give_back=True)) > 3_000
-
-
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ({"seals": False}, "left although somebody was there"),
-        ({"compares": False}, "claimed|left although"),
-        ({"keeps": True}, "run twice"),
-    ],
-)
-def test_a_fault_in_giving_back_is_found(fault: dict[str, bool], says: str) -> None:
-    with pytest.raises(ProtocolError, match=says):
-        explore(3, Rules(ahead=1, give_back=True, **fault))
-
-
-def test_what_is_given_back_waits_for_the_next_launch() -> None:
-    """A block that is released at once leaves its claim to a launch that comes later."""
-    found = 0
-    for state in reached(2, Rules(ahead=1, give_back=True)):
-        found += state.top >= 0 and state.warps[0].at == GONE
-    assert found

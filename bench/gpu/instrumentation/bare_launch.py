@@ -22,10 +22,7 @@ from bench.gpu.instrumentation.driver import Buffer, Function, Gpu
 from bench.gpu.workloads.programs import Launch, OneProgram
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.pipeline import compile_program
-from gpud.device.cuda.program.by_value import News, encode_addresses, job_values
-from gpud.device.cuda.program.forward_news import look_limit
-from gpud.device.cuda.program.give_back import stack_bytes, stack_head
-from gpud.device.cuda.program.variants import Variants
+from gpud.device.cuda.program.by_value import encode_addresses, job_values
 from gpud.device.interface import pack_parameters
 
 __all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
@@ -69,9 +66,7 @@ class Words:
         count: number of launches.
         grid: task blocks of each in x, y, z.
         blocks: persistent blocks of each.
-        own: whether launch records are in device memory, not in host memory.
-        own_status: whether status records are, too.
-        give_back: whether claims can be given back; nothing is released here, so none is.
+        own: whether launch and status records are in device memory, not in host memory.
 
     Attributes:
         controls: the address of each launch record.
@@ -79,14 +74,9 @@ class Words:
     """
 
     def __init__(
-        self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool,
-        own_status: bool = False, give_back: bool = False,
-    ) -> None:  # fmt: skip
+        self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool
+    ) -> None:
         self._grid, self._count = grid, count
-        self._stacks: Buffer | None = None
-        if give_back:
-            heads = np.frombuffer(stack_head(0) * count, np.uint8)
-            self._stacks, self._heads = gpu.buffer(heads), heads
         self._jobs = gpu.buffer(np.zeros(count * cw.JOB_BYTES, np.uint8))
         self.claim(cw.ONE_AT_A_TIME)
         status = cw.status_record(blocks)
@@ -94,40 +84,21 @@ class Words:
         both = size + len(status)
         self._host = gpu.host_words(count * both // 4)
         first = self._host.address
-        self._status: Buffer | None = None
-        if own_status:
-            self._status = gpu.buffer(np.zeros(count * both, np.uint8))
-            first = self._status.address
+        self._own: Buffer | None = None
+        if own:
+            self._own = gpu.buffer(np.zeros(count * both, np.uint8))
+            first = self._own.address
         records = [
             cw.launch_record(self._jobs.address + n * cw.JOB_BYTES, first + n * both + size, blocks)
             for n in range(count)
         ]
-        at = [first + n * both for n in range(count)]
-        if own:
-            self._own = gpu.buffer(np.frombuffer(b"".join(records), np.uint8))
-            at = [self._own.address + n * size for n in range(count)]
-        self.controls: list[int] = at
-        self._statuses = [first + n * both + size for n in range(count)]
-        self._blocks = blocks
-        self._said, self._seen = gpu.host_words(8), gpu.buffer(np.zeros(8, np.uint32))
-        self.pace(None)
+        self.controls = [first + n * both for n in range(count)]
+        self.values = [
+            encode_addresses(self._jobs.address + n * cw.JOB_BYTES, control + size, 0)
+            for n, control in enumerate(self.controls)
+        ]
         fresh = b"".join(record + status for record in records)
         self._fresh = np.frombuffer(fresh, np.uint32)
-
-    def pace(self, block_ns: float | None) -> None:
-        """Set how long a task block takes: how often blocks look for news depends on it."""
-        limit = look_limit(self._blocks, block_ns)
-        news = News(self._said.address, self._seen.address, limit)
-        self.values = [
-            encode_addresses(
-                self._jobs.address + n * cw.JOB_BYTES,
-                status,
-                0,
-                news,
-                self._stacks.address + n * stack_bytes(0) if self._stacks is not None else 0,
-            )
-            for n, status in enumerate(self._statuses)
-        ]
 
     def claim(self, claims: cw.Claims) -> None:
         """Set how many task blocks the blocks of later batches claim at once."""
@@ -139,10 +110,8 @@ class Words:
         """Restore the initial words of all launches; none of them runs."""
         self._jobs.set(self._first)
         self._host.words[:] = self._fresh
-        if self._stacks is not None:
-            self._stacks.set(self._heads)
-        if self._status is not None:
-            self._status.set(self._fresh.view(np.uint8))
+        if self._own is not None:
+            self._own.set(self._fresh.view(np.uint8))
 
     def done(self) -> list[int]:
         """How many task blocks each launch has finished."""
@@ -170,9 +139,8 @@ class Native:
 
 
 def loaded(
-    cuda: Any, program: OneProgram, *, bounds_checks: bool = False, own_words: bool = False,
-    own_cache: bool = False, news: bool = False, most_shared: bool = False,
-    chunk_counts: bool = False, give_back: bool = False,
+    cuda: Any, program: OneProgram, *, bounds_checks: bool = False, own_cache: bool = False,
+    most_shared: bool = False,
 ) -> Any:  # fmt: skip
     """Load the kernel in persistent form, as a session's is.
 
@@ -180,23 +148,15 @@ def loaded(
         cuda: gpud's CUDA device.
         program: whose kernel.
         bounds_checks: whether its accesses are checked; nothing is out of bounds for them.
-        own_words: whether its launch records will be in device memory.
         own_cache: whether it keeps the driver's default split of SM memory into cache and shared
             memory, instead of the one that gpud sets for kernels with shared memory.
-        news: whether it reads its orders only when there is news; there never is.
-        chunk_counts: whether it counts what is done by chunks.
-        give_back: whether its blocks give claims back.
         most_shared: whether it asks for the most shared memory of an SM in any case, as gpud has
             kernels do that use some.
     """
     ptx = compile_program(
         program.cuda, form="persistent", bounds_checks=bounds_checks, kill=False
     ).ptx
-    module = cuda.load(
-        ptx, host_poll=own_words, news=news,
-        variants=Variants(returned_claims=give_back, chunk_counts=chunk_counts),
-    )  # fmt: skip
-    kernel = module.kernel(program.entry)
+    kernel = cuda.load(ptx).kernel(program.entry)
     if most_shared:
         kernel.share_sms()
     if own_cache:
@@ -214,9 +174,7 @@ class Persistent:
         program: whose kernel.
         arrays: its arguments.
         most: launches of a batch at most.
-        own_words: whether launch records are in device memory.
-        own_status: whether status records are, too: the host counts nothing then.
-        give_back: whether claims can be given back.
+        own: whether its records are in device memory: the host counts nothing then.
 
     Attributes:
         blocks: persistent blocks of a launch.
@@ -225,7 +183,7 @@ class Persistent:
 
     def __init__(
         self, gpu: Gpu, kernel: Any, program: OneProgram, arrays: Arrays, most: int, *,
-        own_words: bool = False, own_status: bool = False, give_back: bool = False,
+        own: bool = False,
     ) -> None:  # fmt: skip
         self._kernel = kernel  # which keeps the program loaded
         self.function = Function(gpu, kernel.handle, kernel.placed)
@@ -236,8 +194,7 @@ class Persistent:
         grid = arrays.launch.grid
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
-        self.words = Words(gpu, most, grid, self.blocks, own=own_words,
-                           own_status=own_status, give_back=give_back)  # fmt: skip
+        self.words = Words(gpu, most, grid, self.blocks, own=own)
 
     def prepare(self) -> None:
         """Reset the control words; nothing runs."""

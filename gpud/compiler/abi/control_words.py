@@ -30,8 +30,7 @@ offset type  name     meaning
                       pairs
 ====== ===== ======== ===========================================================================
 
-Status record, at a multiple of 8: what blocks report, and ``halt``, which they read; always in
-memory that the host can access, wherever the launch record is:
+Status record, at a multiple of 8: what blocks report:
 
 ====== ===== ======== ===========================================================================
 offset type  name     meaning
@@ -40,15 +39,13 @@ offset type  name     meaning
                       before the launch, each block that leaves subtracts 1; unused in sliced form.
                       Their writes are visible when the launch is over, not when this is 0
 4      u32   begun    not 0: the first block of a launch that is not in persistent form has begun
-8      u32   halt     not 0: all persistent blocks release; written by the host. Polled from time to
-                      time, where the launch record is not in the host's memory
-12     u16   sm       persistent form: 1 + ``%smid`` of block i, at 12 + 2 i; 0: it has not begun
-14     u8    left     persistent form: 1: block i has left, at 12 + 2 n + i of n blocks; else 0
+8      u16   sm       persistent form: 1 + ``%smid`` of block i, at 8 + 2 i; 0: it has not begun
+10     u8    left     persistent form: 1: block i has left, at 8 + 2 n + i of n blocks; else 0
 ====== ===== ======== ===========================================================================
 
-``begun``, ``halt``, ``sm`` and ``left`` are used on the CUDA device only
-(`gpud.device.cuda.program`, ``report_blocks`` and ``host_poll``), and ``live`` on the CPU device
-only: there blocks share memory with the host, here a bus.
+``begun``, ``sm`` and ``left`` are used on the CUDA device only
+(`gpud.device.cuda.program.report_blocks`), and ``live`` on the CPU device only: there blocks share
+memory with the host, here a bus.
 
 Job record, 128 bytes:
 
@@ -119,7 +116,6 @@ __all__ = [
     "GRID",
     "GRID_SYNC",
     "GRID_SYNC_BYTES",
-    "HALT",
     "JOB",
     "JOB_BYTES",
     "JOB_RECORD",
@@ -172,8 +168,7 @@ BLOCKS_A_PAIR: Final = 32
 # Byte offsets in the status record.
 LIVE: Final = 0
 BEGUN: Final = 4
-HALT: Final = 8
-SM: Final = 12
+SM: Final = 8
 
 NAMED_BYTES: Final = 32
 """Size of the bitmap that names SMs."""
@@ -219,7 +214,6 @@ LAUNCH_RECORD: Final = [
 STATUS_RECORD: Final = [
     ("live", "<u4"),
     ("begun", "<u4"),
-    ("halt", "<u4"),
     ("sm", "<u2"),
     ("left", "<u1"),
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -34,10 +34,10 @@ from gpud.device.cuda.lanes.lane_parts import LaneParts
 from gpud.device.cuda.lanes.launch_groups import LaunchGroups
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.armed_records import RecordPool
-from gpud.device.cuda.launch.batch import LAUNCH_PATHS, batch_maker, check_launch_path
+from gpud.device.cuda.launch.batch import batch_maker
 from gpud.device.cuda.launch.gate import GATE, PTX
+from gpud.device.cuda.launch.launch_records import LaunchRecords
 from gpud.device.cuda.launch.output import OutputBuffers
-from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import CUDASequence, Preparation
 from gpud.device.cuda.memory.arena import CUDAArena
@@ -49,7 +49,6 @@ from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.partitioner import Partitioner
 from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.program.occupancy import check_shape, measured
-from gpud.device.cuda.program.variants import Variants, variants_of
 from gpud.device.interface import Arrays, LaunchSpec
 from gpud.device.lane_reports import LaneObserver
 from gpud.device.launch_checks import checked_block
@@ -68,13 +67,10 @@ class CUDADevice:
 
     Args:
         index: the GPU's number in the driver's order.
-        release: name of the path by which running blocks are told to release, see
-            `gpud.device.cuda.launch.release_path`.
         by_sm: True: a shrinking launch releases the blocks that empty whole SMs; False: those with
             the highest indices, for comparison. See `gpud.device.cuda.placement.release_order`.
-        launches: how launches of a sequence that runs again are queued: one of
-            `gpud.device.cuda.launch.batch.LAUNCH_PATHS`.
-        variants: names of `gpud.device.cuda.program.variants`: what is to be tried besides.
+        graphs: True: launches of a sequence that runs again are queued as CUDA graphs where they
+            can be; False: by native calls, for comparison. See `gpud.device.cuda.launch.batch`.
         dump: writes the programs as they are loaded; None: nobody wants to see them.
         driver: replaces the machine's driver in tests.
         watch: whether to start the watcher thread and the watchdog; tests may poll by hand instead.
@@ -84,7 +80,6 @@ class CUDADevice:
             output_buffers, control_stream, control_event: shared by all runs, see
             `gpud.device.cuda.execution.run_context.RunContext`.
         batches: how launches were queued is in its ``counts``; None: one by one.
-        variants: as given.
         partitions: how many SMs a job may reserve exclusively.
         lock: guards all runs.
 
@@ -100,19 +95,12 @@ class CUDADevice:
         self,
         index: int = 0,
         *,
-        release: str = "mapped",
-        launches: str = LAUNCH_PATHS[0],
-        variants: Collection[str] = (),
+        graphs: bool = True,
         by_sm: bool = True,
         dump: DumpFolder | None = None,
         driver: Driver | None = None,
         watch: bool = True,
     ) -> None:
-        if release not in RELEASE_PATHS:
-            known = ", ".join(RELEASE_PATHS)
-            raise InvalidArgument(f"there is no release path {release!r}; there are {known}")
-        check_launch_path(launches)
-        self.variants = variants_of(variants)
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
         self._closed = False
@@ -146,8 +134,6 @@ class CUDADevice:
             undo.callback(self.driver.call, "cuEventDestroy", self.control_event)
             gate = CUDAModule(context, PTX)
             undo.callback(gate.close)
-            paths = RELEASE_PATHS[release](context, self.host_blocks)
-            undo.callback(paths.close)
             self.watcher = watcher = Watcher(self.lock)
             self.quiescer = Quiescer(self.lock, watcher)
             self.arenas = Arenas(context, self.quiescer, lambda: not watcher.busy, threaded=watch)
@@ -156,12 +142,13 @@ class CUDADevice:
             gate_kernel = gate.kernel(GATE)
             gate_kernel.share_sms()
             self.launches = ActiveLaunches(
-                context, paths, self.watcher.semaphore, gate_kernel.handle, cooperative, by_sm=by_sm
-            )
+                context, LaunchRecords(self.host_blocks), self.watcher.semaphore,
+                gate_kernel.handle, cooperative, by_sm=by_sm,
+            )  # fmt: skip
             undo.callback(self.launches.streams.close)
             self.launches.streams.prepare()
             undo.callback(self._unload_all)
-            self.batches = batch_maker(launches, context, self.launches, undo)
+            self.batches = batch_maker(context, self.launches, undo, with_graphs=graphs)
             self._preparation = Preparation(
                 self.sms, self.host_blocks, self.output_buffers, self.occupancy
             )
@@ -225,34 +212,12 @@ class CUDADevice:
         """The memory that programs map in their turns."""
         return self.arenas.zone
 
-    def load(
-        self,
-        text: str,
-        arena: tuple[int, int] | None = None,
-        *,
-        host_poll: bool | None = None,
-        news: bool | None = None,
-        variants: Variants | None = None,
-    ) -> CUDAModule:
-        """Load a PTX program; see `CUDAModule`.
-
-        Args:
-            text: the program.
-            arena: that its kernels may access.
-            host_poll: see `CUDAModule`; None: what the release path needs.
-            news: likewise.
-            variants: likewise; None: the device's.
-        """
+    def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
+        """Load a PTX program whose kernels may access ``arena``; see `CUDAModule`."""
         with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
-        release = self.launches.release
-        module = CUDAModule(
-            self.context, text, arena, self.device_blocks,
-            host_poll=release.host_poll if host_poll is None else host_poll,
-            news=release.news if news is None else news,
-            variants=self.variants if variants is None else variants, dump=self._dump,
-        )  # fmt: skip
+        module = CUDAModule(self.context, text, arena, self.device_blocks, dump=self._dump)
         handle = module.release()
         self._programs[int(handle)] = handle
         # The finalizer may run on any thread, with any lock: the module is unloaded later.
@@ -369,7 +334,6 @@ class CUDADevice:
         """Wait for all streams."""
         driver = self.context.enter()
         self.launches.streams.synchronize()
-        self.launches.release.synchronize()
         driver.call("cuStreamSynchronize", self.control_stream)
 
     def _check_open(self) -> None:

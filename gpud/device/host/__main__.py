@@ -45,10 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
     parser.add_argument("--cache-dir", help="of programs; machine code is kept beside it; '': none")
-    parser.add_argument("--release-path", default="mapped", help="of a GPU")
     parser.add_argument("--lane-hold-seconds", type=float, default=0.0002, help="before it lends")
-    parser.add_argument("--launch-path", default="graph", help="of a GPU")
-    parser.add_argument("--kernel-variants", default="none", help="of a GPU, with commas between")
     parser.add_argument("--dump", help="the folder to write LLVM IR, or loaded PTX, to")
     parser.add_argument("--dump-kernels", default="*", help="names of kernels, with commas between")
     options = parser.parse_args(arguments)
@@ -57,11 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         settings = DeviceSettings(
             options.compile_seconds,
             options.compile_memory_bytes,
-            options.release_path,
-            options.launch_path,
             options.dump,
             options.dump_kernels,
-            tuple(name for name in options.kernel_variants.split(",") if name != "none"),
             options.cache_dir,
         )
         device = open_device(parse_device(options.device), settings)
@@ -93,22 +87,16 @@ class DeviceSettings(NamedTuple):
     Attributes:
         compile_seconds, compile_memory_bytes: limits of the CPU device's compiler process for one
             kernel; 0 bytes: no limit.
-        release_path: see `gpud.device.cuda.launch.release_path`.
-        launch_path: see `gpud.device.cuda.launch.batch`.
         dump, dump_kernels: arguments of `gpud.compiler.dump_folder.DumpFolder`, the second with
             commas; None: nothing is dumped.
-        kernel_variants: see `gpud.device.cuda.program.variants`.
         cache_dir: of compiled programs, beside which the CPU device's machine code is kept; None:
             the default one; "": none. While something is dumped, nothing is taken from it.
     """
 
     compile_seconds: float = 60.0
     compile_memory_bytes: int = 0
-    release_path: str = "mapped"
-    launch_path: str = "graph"
     dump: str | None = None
     dump_kernels: str = "*"
-    kernel_variants: tuple[str, ...] = ()
     cache_dir: str | None = None
 
 
@@ -128,13 +116,7 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
         kernels = settings.dump_kernels.split(",")
         folder = None if settings.dump is None else DumpFolder(Path(settings.dump), kernels)
         try:
-            return CUDADevice(
-                spec.number,
-                release=settings.release_path,
-                launches=settings.launch_path,
-                variants=settings.kernel_variants,
-                dump=folder,
-            )
+            return CUDADevice(spec.number, dump=folder)
         except (DriverError, DeviceLost) as error:
             raise InvalidArgument(
                 f"{spec} cannot be opened: {error}. Another process may have it to itself or have "

@@ -20,7 +20,6 @@ from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.model import Address, Function, Instruction, Module, Register, Vector
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cuda.launch import gate
-from gpud.device.cuda.program.host_poll import add_host_poll
 from gpud.device.cuda.program.report_blocks import report_blocks
 
 SOURCE = r"""
@@ -86,7 +85,7 @@ def programs() -> Iterator[Module]:
     """A program with all that passes insert, in each form, and the gate."""
     for form in ("persistent", "sliced", "whole"):
         plain = flatten_module(parse(compile_program(SOURCE, form=form).ptx))
-        yield report_blocks(add_host_poll(plain))
+        yield report_blocks(plain)
     yield flatten_module(parse(gate.PTX))
 
 
@@ -101,8 +100,8 @@ def found() -> list[Access]:
 def test_every_word_is_accessed_whole(found: list[Access]) -> None:
     assert [one.ins for one in found if one.field is None] == []
     assert {
-        "job", "status", "live", "base", "stays", "named", "begun", "sm", "halt", "next", "total",
-        "done", "kill", "chunk", "ahead", "fault_state", "fault_thread", "fault_address", "output",
+        "job", "status", "live", "base", "stays", "named", "begun", "sm", "next", "total", "done",
+        "kill", "chunk", "ahead", "fault_state", "fault_thread", "fault_address", "output",
     } <= {one.field for one in found}  # fmt: skip
 
 

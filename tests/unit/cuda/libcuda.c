@@ -16,7 +16,7 @@
 
 enum { SMS = 8, PAGE = 1 << 21 };
 enum { NEXT = 0, TOTAL = 1, DONE = 14 };  /* words of the job record, */
-enum { HALT = 2, SM = 3 };               /* of the status record, */
+enum { SM = 2 };                         /* of the status record, */
 enum { STATUS = 1, STAYS = 6 };          /* and of the launch record, the first in pairs */
 
 typedef struct { int sms[SMS], count; } Places;
@@ -263,7 +263,7 @@ CALL(cuLaunchHostFunc, CUstream stream, CUhostFn function, void *with) {
 static void *run_slowly(void *given) {
     Slow *slow = given;
     slow->status[SM] = 1;
-    while (slow->control[STAYS] && !slow->status[HALT] && slow->job[NEXT] < slow->job[TOTAL]) {
+    while (slow->control[STAYS] && slow->job[NEXT] < slow->job[TOTAL]) {
         slow->job[NEXT]++;
         usleep(50);
         slow->job[DONE]++;

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
-from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import LaunchSpec
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
@@ -33,22 +32,13 @@ _KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"
 
 @contextmanager
 def device_of(
-    fake: SteppedDriver,
-    release: str = "mapped",
-    *,
-    by_sm: bool = True,
-    launches: str = "graph",
-    variants: Collection[str] = (),
+    fake: SteppedDriver, *, by_sm: bool = True, graphs: bool = True
 ) -> Iterator[CUDADevice]:
     """A device on the model, without a watcher thread; checks that it is closed without leaks.
 
     A lost device is not closed, as in a device host.
     """
-    fake.reads_news = RELEASE_PATHS[release].news
-    device = CUDADevice(
-        driver=Driver(fake), release=release, by_sm=by_sm, launches=launches, variants=variants,
-        watch=False,
-    )  # fmt: skip
+    device = CUDADevice(driver=Driver(fake), by_sm=by_sm, graphs=graphs, watch=False)
     yield device
     fake.fail(0, "")
     device.close()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Any
 
 import pytest
 
-from gpud.config import load
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.driver.native_calls import CommandTable, native_calls
-from gpud.device.cuda.launch.batch import LAUNCH_PATHS
-from gpud.device.host.__main__ import DeviceSettings, open_device
-from gpud.device.spec import parse_device
-from gpud.errors import DeviceLost, InvalidArgument
-from gpud.server.settings import host_arguments
+from gpud.errors import DeviceLost
 from tests.driver_model import Misuse, SteppedDriver
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
@@ -49,11 +42,10 @@ def counts(device: CUDADevice) -> dict[str, int]:
     return dict(device.batches.counts)
 
 
-@pytest.mark.parametrize("release", ["mapped", "news"])
 @pytest.mark.parametrize("path", ["graph", "native"])
-def test_a_long_sequence_is_a_few_calls(path: str, release: str) -> None:
+def test_a_long_sequence_is_a_few_calls(path: str) -> None:
     fake = SteppedDriver(3)
-    with device_of(fake, release, launches=path) as device:
+    with device_of(fake, graphs=path == "graph") as device:
         sequence = prepared(fake, device, "p" * LONG)
         before, ran = len(fake.calls), len(fake.ran)
         run(fake, device, sequence)
@@ -106,13 +98,6 @@ def test_why_launches_are_queued_one_by_one_is_counted() -> None:
         ran_once(fake, [6] * 15)
 
 
-def test_launch_records_in_device_memory_are_not_prepared() -> None:
-    fake = SteppedDriver(3)
-    with device_of(fake, "copy") as device:
-        assert device.batches is None
-        prepared(fake, device, "ppp")
-
-
 def test_without_addresses_of_functions_everything_is_called_by_name() -> None:
     fake = SteppedDriver(3)
     fake.entry_points.cuGetProcAddress = lambda *_: (0, 1)  # type: ignore[method-assign]
@@ -121,30 +106,12 @@ def test_without_addresses_of_functions_everything_is_called_by_name() -> None:
         prepared(fake, device, "ppp")
 
 
-def test_an_unknown_launch_path_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="no launch path 'magic'; there are graph, native"):
-        CUDADevice(driver=Driver(SteppedDriver()), launches="magic")
-
-
-@pytest.mark.parametrize("path", LAUNCH_PATHS)
-def test_the_configuration_selects_the_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = host_arguments(load(environ={"GPUD_LAUNCH_PATH": path, "GPUD_CONFIG": os.devnull}))
-    assert told[told.index("--launch-path") + 1] == path
-    monkeypatch.setattr("gpud.device.cuda.device.open_driver", lambda: Driver(SteppedDriver()))
-    device = open_device(parse_device("cuda"), DeviceSettings(launch_path=path))
-    with contextlib.closing(device):
-        assert isinstance(device, CUDADevice)
-        assert (device.batches is None) == (path == "calls")
-        if device.batches is not None:
-            assert (device.batches.graphs is None) == (path == "native")
-
-
 @pytest.mark.parametrize("path", ["graph", "native"])
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int, path: str) -> None:
     fake = SteppedDriver(seed, room=12)
     totals = []
-    with device_of(fake, launches=path) as device:
+    with device_of(fake, graphs=path == "graph") as device:
         sequence = prepared(fake, device, "p" * 19 + "s" + "p" * 3, total=5)
         totals += [5] * 23 * 2
         for _ in range(3):
@@ -212,7 +179,7 @@ def test_whichever_native_call_fails_what_is_queued_is_known(
     function: str, nth: int, path: str
 ) -> None:
     fake = SteppedDriver(5)
-    device = CUDADevice(driver=Driver(fake), launches=path, watch=False)
+    device = CUDADevice(driver=Driver(fake), graphs=path == "graph", watch=False)
     sequence = prepared(fake, device, "pppp", total=4)
     before = len(fake.ran)
     fake.fail(nth, "UNKNOWN_TO_US", function)

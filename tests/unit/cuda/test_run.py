@@ -13,18 +13,16 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.fault_record import FaultKind
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
-from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.errors import DeviceLost, GpudError, IllegalAddress, InternalError, KernelTrap
 from tests.driver_model import SteppedDriver
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 
-@pytest.mark.parametrize("release", RELEASE_PATHS)
 @pytest.mark.parametrize("what", ["p", "ppp", "s", "w", "e", "pspwpepp", "p" * 20])
-def test_every_task_block_runs_once_and_stages_follow_each_other(what: str, release: str) -> None:
+def test_every_task_block_runs_once_and_stages_follow_each_other(what: str) -> None:
     fake = SteppedDriver(1)
-    with device_of(fake, release) as device:
+    with device_of(fake) as device:
         job = ResizableRun(device, launches(device, what))
         assert job.progress == (0, 0, 10 * len(what))
         job.resize(3)
@@ -42,7 +40,7 @@ def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int) -> None
     choose = random.Random(seed)
     fake = SteppedDriver(seed, room=choose.choice([1, 3, 64]))
     what = "".join(choose.choice("pppsw") for _ in range(choose.choice([1, 4, 30])))
-    with device_of(fake, choose.choice(list(RELEASE_PATHS))) as device:
+    with device_of(fake) as device:
         job = ResizableRun(device, launches(device, what, total=12))
         seen = (0, 0)
         job.resize(choose.randrange(1, 5))
@@ -291,18 +289,13 @@ def resizing(fake: SteppedDriver, job_device: tuple[ResizableRun, object]) -> No
         device.watcher.poll()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("release", "status", "stride"),
-    [("mapped", "OUT_OF_MEMORY", 1), ("mapped", "LAUNCH_FAILED", 3), ("copy", "NOT_SUPPORTED", 5)],
-)
-def test_whichever_call_fails_the_run_ends_and_nothing_is_left(
-    release: str, status: str, stride: int
-) -> None:
+@pytest.mark.parametrize(("status", "stride"), [("OUT_OF_MEMORY", 1), ("LAUNCH_FAILED", 3)])
+def test_whichever_call_fails_the_run_ends_and_nothing_is_left(status: str, stride: int) -> None:
     failed = lost = 0
     for nth in range(1, 400, stride):
         fake = SteppedDriver(nth)
         try:
-            with device_of(fake, release) as device:
+            with device_of(fake) as device:
                 job = ResizableRun(device, launches(device, "pspp"))
                 before = len(fake.calls)
                 fake.fail(nth, status)
@@ -336,11 +329,26 @@ def test_a_launch_that_cannot_begin_holds_nothing() -> None:
         assert not device.watcher.busy
 
 
-@pytest.mark.parametrize("release", RELEASE_PATHS)
+def test_a_poll_copies_no_device_memory() -> None:
+    fake = SteppedDriver(3)
+    with device_of(fake) as device:
+        job = ResizableRun(device, launches(device, "pppp", total=400))
+        job.resize(4)
+        fake.run(100)
+        job.resize(2)
+        fake.run(100)
+        before = [name for name in fake.calls if name.startswith("cuMem")]
+        device.watcher.poll()
+        assert job.held < 4
+        assert [name for name in fake.calls if name.startswith("cuMem")] == before
+        drive(fake, device, job, rounds=20_000)
+        ran_once(fake, [400] * 4)
+
+
 @pytest.mark.parametrize("what", ["p", "s", "w", "e", "sp"])
-def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) -> None:
+def test_the_first_task_block_is_seen_when_it_begins(what: str) -> None:
     fake = SteppedDriver(2)
-    with device_of(fake, release) as device:
+    with device_of(fake) as device:
         job = ResizableRun(device, launches(device, what))
         job.resize(1)
         device.watcher.poll()

@@ -14,7 +14,7 @@ from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.driver.machine_code import MachineCode
 from gpud.device.cuda.driver.watchdog import DriverWatchdog
 from gpud.device.cuda.execution.watcher import Watcher
-from gpud.device.cuda.launch.release_path import Slot
+from gpud.device.cuda.launch.launch_records import Slot
 from gpud.device.interface import LaunchSpec
 from gpud.errors import DeviceLost
 from tests.driver_model import SteppedDriver
@@ -45,10 +45,10 @@ def impatient_watchdog(device: CUDADevice, seconds: float = 0.0) -> DriverWatchd
     return watchdog
 
 
-@pytest.mark.parametrize(("seed", "release"), [(0, "mapped"), (1, "mapped"), (2, "copy")])
-def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int) -> None:
     fake = AtRest(seed)
-    with device_of(fake, release) as device:
+    with device_of(fake) as device:
         offline = ResizableRun(device, launches(device, "p", total=ENDLESS))
         online = ResizableRun(device, launches(device, "ppp", total=40), priority=1)
         impatient_watchdog(device)
@@ -81,7 +81,7 @@ def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) 
 @pytest.mark.parametrize("seed", range(5))
 def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) -> None:
     fake, when = SteppedDriver(seed), random.Random(seed)
-    with device_of(fake, ("mapped", "copy", "write_value")[seed % 3]) as device:
+    with device_of(fake) as device:
         job = ResizableRun(device, launches(device, "ppsp", total=20))
         job.resize(2)
         for _ in range(4000):
@@ -98,7 +98,7 @@ def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) ->
         ran_once(fake, [20] * 4)
 
 
-def test_a_launch_begun_during_a_halt_is_not_halted() -> None:
+def test_a_launch_begun_during_a_halt_is_not_halted(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         first, second = (
@@ -107,15 +107,15 @@ def test_a_launch_begun_during_a_halt_is_not_halted() -> None:
         first.resize(2)
         fake.run(20)
         (old,) = device.launches._active
-        place = device.launches.release.place
+        write = Slot.write
 
-        def halted_meanwhile(*of_launch: Any) -> None:
-            place(*of_launch)
+        def halted_meanwhile(slot: Slot, *of_launch: int) -> None:
+            write(slot, *of_launch)
             device.launches.halt()
 
-        device.launches.release.place = halted_meanwhile  # type: ignore[assignment, method-assign]
-        second.resize(2)
-        device.launches.release.place = place  # type: ignore[method-assign]
+        with monkeypatch.context() as during:
+            during.setattr(Slot, "write", halted_meanwhile)
+            second.resize(2)
         new = next(launch for launch in device.launches._active if launch is not old)
         told = {launch: not launch.slot.orders[:, 0].any() for launch in (old, new) if launch.slot}
         assert told == {old: old.untold_exits, new: new.untold_exits} == {old: True, new: False}
@@ -125,7 +125,7 @@ def test_a_launch_begun_during_a_halt_is_not_halted() -> None:
         assert not device.launches._active
 
 
-def test_a_finished_launch_is_not_halted() -> None:
+def test_a_finished_launch_is_not_halted(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         jobs = [ResizableRun(device, launches(device, "p", total=ENDLESS)) for _ in range(2)]
@@ -133,8 +133,7 @@ def test_a_finished_launch_is_not_halted() -> None:
             job.resize(2)
         jobs[1].end()
         fake.run(200)
-        release = device.launches.release
-        halt, give = release.halt, release.give
+        halt, give = Slot.halt, device.launches.records.give
         given: list[Slot] = []
         threads: list[threading.Thread] = []
 
@@ -149,11 +148,12 @@ def test_a_finished_launch_is_not_halted() -> None:
             assert slot not in given, "what lies there may be another's"
             halt(slot)
 
-        release.halt, release.give = halts, gives  # type: ignore[method-assign]
-        device.launches.halt()
-        for thread in threads:
-            thread.join()
-        release.halt, release.give = halt, give  # type: ignore[method-assign]
+        with monkeypatch.context() as during:
+            during.setattr(Slot, "halt", halts)
+            during.setattr(device.launches.records, "give", gives)
+            device.launches.halt()
+            for thread in threads:
+                thread.join()
         assert jobs[1].done
         assert len(given) == 1
         jobs[0].end()

@@ -4,11 +4,10 @@ Problem: the number of resident blocks must follow the slices that the run is gi
 some SMs may be barred to it.
 
 Approach: launches in persistent form are queued on the run's stream until `WINDOW` are there, with
-gates between (`gpud.device.cuda.launch.gate`), or none where blocks open their launches themselves
-(`gpud.device.cuda.program.fold_gate`); a launch that was queued before has a gate in any case. To
-shrink, blocks are told to release. To grow, one more launch on the same job record, a *helper*, is
-begun on a stream of its own; where there are too many helpers, it replaces the smallest. Limits are
-never raised, so it does not matter whether a block that was told to release has seen it yet.
+gates between (`gpud.device.cuda.launch.gate`). To shrink, blocks are told to release. To grow, one
+more launch on the same job record, a *helper*, is begun on a stream of its own; where there are too
+many helpers, it replaces the smallest. Limits are never raised, so it does not matter whether a
+block that was told to release has seen it yet.
 Launches in other forms are begun one by one, in sub-grids if they are sliced: a resize changes the
 next sub-grid.
 
@@ -46,7 +45,6 @@ from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import WINDOW, CUDASequence
 from gpud.device.cuda.placement.compaction import PendingBlocks
 from gpud.device.cuda.placement.green_context import GreenContext
-from gpud.device.cuda.program.by_value import NO_GATE, Folded
 from gpud.errors import GpudError
 
 __all__ = ["Launcher"]
@@ -89,7 +87,6 @@ class Launcher:
         self._urgent = urgent
         self._partition = partition
         self._next = 0  # the launch that is queued next
-        self._fresh = 0  # the first launch that has never been queued
         self.cleared: frozenset[int] = frozenset()
         self.ways: Counter[str] = Counter()
 
@@ -140,7 +137,7 @@ class Launcher:
 
         Launches that are begun meanwhile are left to `adjust`.
         """
-        return self._launches.release.at_once and self._lowered(slices)[1]
+        return self._lowered(slices)[1]
 
     def _lowered(self, slices: int) -> tuple[dict[int, int], bool]:
         """Lower limits to the shares; what is missing of each by launch, and whether any was."""
@@ -249,14 +246,10 @@ class Launcher:
                     finished = not self._more
                     continue
                 always = number == tracker.due
-                folded = NO_GATE
-                if not always and number >= self._fresh and self._sequence.folds(number):
-                    folded = records.folded(number)
-                elif not (always and tracker.opened):
+                if not (always and tracker.opened):
                     records.gate(number, always=always)
-                self._add_main(self._sequence.blocks(number, slices), followed=False, folded=folded)
+                self._add_main(self._sequence.blocks(number, slices), followed=False)
                 self._next += 1
-                self._fresh = max(self._fresh, self._next)
                 # Not behind every launch: later work on the stream waits for a host function.
                 if self._sequence.outlasts(number, slices):
                     self._launches.follow(tracker.main[-1], records.stream)
@@ -281,7 +274,6 @@ class Launcher:
             return False
         tracker.main.extend(queued.launches)
         self._next += len(queued.launches)
-        self._fresh = max(self._fresh, self._next)
         if queued.error is not None:
             raise queued.error
         return True
@@ -292,8 +284,6 @@ class Launcher:
         tracker = self._tracker
         if self._next == tracker.due and (self._next or not tracker.opened):
             return "the run begins again"
-        if self._next < self._fresh:
-            return "launches that were queued before"  # they are not undecided any more
         if self._place is not None:
             return "a partition"
         if self._can_reach_barred:
@@ -334,15 +324,13 @@ class Launcher:
         tracker.sliced += count
         self._finish_queue()
 
-    def _add_main(
-        self, count: int, *, base: int = 0, followed: bool = True, folded: Folded = NO_GATE
-    ) -> None:
+    def _add_main(self, count: int, *, base: int = 0, followed: bool = True) -> None:
         records, number = self._tracker.on_device, self._next
         records.changing()
         launch = self._launches.begin(
             self._sequence, number, count, records.stream,
-            job=records.job(number), place=records.place, news=records.news(number),
-            base=base, bitmap=self._bitmap, followed=followed, folded=folded,
+            job=records.job(number), place=records.place, base=base, bitmap=self._bitmap,
+            followed=followed,
         )  # fmt: skip
         self._tracker.main.append(launch)
         records.unawaited = False
@@ -370,8 +358,7 @@ class Launcher:
             records.wait_on(stream)  # the copy that sets up the records may still be queued
             launch = self._launches.begin(
                 self._sequence, number, count, stream,
-                job=records.job(number), place=place, news=records.news(number),
-                bitmap=self._bitmap,
+                job=records.job(number), place=place, bitmap=self._bitmap,
             )  # fmt: skip
         except (GpudError, DriverError):
             self._launches.streams.give_stream(stream, self._urgent, place)

@@ -146,8 +146,10 @@ class CUDARun:
         with self._device.lock:
             if not self.over and not self._ended:
                 self._retired = True
-                if self._tracker.launches:
-                    self._tracker.on_device.stop()
+                tracker = self._tracker
+                # Without slices the present launch may be half done, with nothing on the device.
+                if tracker.launches or (tracker.records is not None and tracker.opened):
+                    tracker.on_device.stop()
                 else:
                     self._ended = True
                     self._attempt(self._stop)

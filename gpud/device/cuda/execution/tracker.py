@@ -32,7 +32,6 @@ from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.run_records import CUDARunRecords
 from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, SMUsage
-from gpud.device.cuda.program.give_back import has_returned, is_sealed
 from gpud.errors import InternalError
 
 __all__ = ["RunTracker"]
@@ -165,8 +164,7 @@ class RunTracker:
         if prepared.form == "persistent":
             words = np.frombuffer(record, np.uint32)
             done = int(words[_DONE]) == prepared.total
-            lost = not done and not stopping and int(words[_NEXT]) >= prepared.total
-            if lost and not has_returned(self.on_device.returned_head(now)):
+            if not done and not stopping and int(words[_NEXT]) >= prepared.total:
                 raise InternalError(
                     f"{int(words[_DONE])} of {prepared.total} task blocks are done, and the rest "
                     "is claimed and lost",
@@ -308,7 +306,4 @@ class RunTracker:
     def _counter_exhausted(self, number: int) -> bool:
         records = self.on_device
         words = np.frombuffer(records.record(number, cw.FAULT), np.uint32)
-        if not records.is_ready or int(words[_NEXT]) < self._sequence.prepared[number].total:
-            return False
-        head = records.returned_head(number)
-        return not head or is_sealed(head)
+        return records.is_ready and int(words[_NEXT]) >= self._sequence.prepared[number].total

@@ -1,59 +1,15 @@
-"""One launch on the device with its resources, and where changes of its orders are numbered."""
+"""One launch on the device with its resources."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from gpud.device.cuda.launch.release_path import Slot
-from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
-from gpud.device.cuda.memory.pool import MappedBlock
+from gpud.device.cuda.launch.launch_records import Slot
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
-from gpud.device.cuda.program.by_value import NO_NEWS, News
-from gpud.device.cuda.program.forward_news import look_limit
 
-__all__ = ["UNREAD", "ActiveLaunch", "NewsWords", "news_words"]
-
-
-class NewsWords(NamedTuple):
-    """Where changes of orders to the launches of one job record are numbered.
-
-    Attributes:
-        word: the number in host memory, as an array of one.
-        said, seen: addresses of that, and of the news in device memory; 0: nobody reads them.
-    """
-
-    word: npt.NDArray[np.uint32] | None = None
-    said: int = 0
-    seen: int = 0
-
-    def of(self, what: PreparedLaunch, count: int) -> News:
-        """Return what a launch of ``count`` blocks is given of it."""
-        if not self.said:
-            return NO_NEWS
-        return News(self.said, self.seen, look_limit(count, what.kernel.block_ns.get(what.block)))
-
-
-UNREAD = NewsWords()
-"""Of release paths without news."""
-
-
-def news_words(sequence: CUDASequence, page: MappedBlock, records: int, number: int) -> NewsWords:
-    """Return where changes of orders to a launch and its helpers are numbered.
-
-    Args:
-        sequence: of the launch.
-        page: host memory of its run.
-        records: address of the run's first job record.
-        number: of the launch.
-    """
-    at = sequence.numbers_at + 4 * number
-    word = page.words[at // 4 : at // 4 + 1]
-    return NewsWords(word, page.address + at, records + sequence.news + 4 * number)
+__all__ = ["ActiveLaunch"]
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ visible. The driver posts a semaphore when a stream reaches a `notify`, which wa
 
 Properties:
 * a launch that could not begin holds no resources;
-* a release waits for no driver call, where its path makes none;
+* a release makes no driver call;
 * a reclaimed record is written by no thread: it may belong to another launch by then;
 * if a kernel was launched and its end cannot be detected, the device is lost: it would not be known
   when the launch's memory is free.
@@ -29,14 +29,13 @@ from typing import Any
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.semaphore import Semaphore
-from gpud.device.cuda.launch.active_launch import ActiveLaunch, NewsWords
+from gpud.device.cuda.launch.active_launch import ActiveLaunch
 from gpud.device.cuda.launch.gate import GateParameters
-from gpud.device.cuda.launch.release_path import ReleasePath, Slot
+from gpud.device.cuda.launch.launch_records import LaunchRecords, Slot
 from gpud.device.cuda.launch.sequence import CUDASequence, PreparedLaunch
 from gpud.device.cuda.launch.stream_pool import StreamPool
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
-from gpud.device.cuda.program.by_value import NO_GATE, Folded
 from gpud.errors import DeviceLost, GpudError
 
 __all__ = ["ActiveLaunches"]
@@ -51,7 +50,7 @@ class ActiveLaunches:
 
     Args:
         context: of the device.
-        release: provides launch records and sets their words.
+        records: of launches.
         semaphore: posted when a stream reaches a `notify`.
         gate: the gate's kernel.
         cooperative: the largest cooperative launch, in blocks, for an occupancy of 1; 0: the device
@@ -59,7 +58,7 @@ class ActiveLaunches:
         by_sm: whether released blocks empty whole SMs.
 
     Attributes:
-        release: as given.
+        records: as given.
         streams: streams and events of all launches.
         gate_kernel: as given.
         wake: the function, and its argument, that a stream calls at a `notify`.
@@ -68,7 +67,7 @@ class ActiveLaunches:
     def __init__(
         self,
         context: Context,
-        release: ReleasePath,
+        records: LaunchRecords,
         semaphore: Semaphore,
         gate: Any,
         cooperative: int,
@@ -76,7 +75,7 @@ class ActiveLaunches:
         by_sm: bool = True,
     ) -> None:
         self._context = context
-        self.release = release
+        self.records = records
         self._semaphore = semaphore
         self.gate_kernel = gate
         self._gate_parameters = GateParameters()
@@ -87,8 +86,7 @@ class ActiveLaunches:
         self.streams = StreamPool(context)
         self._active: dict[ActiveLaunch, None] = {}
         self._counting = threading.Lock()  # of `_active`; never held during a driver call
-        # Of orders, limits and `gone`: a release does not wait for the device's lock. Held during
-        # driver calls only on release paths that make some.
+        # Of orders, limits and `gone`: a release does not wait for the device's lock.
         self._releasing = threading.Lock()
         self._recent: dict[int, deque[int]] = {}
 
@@ -109,11 +107,9 @@ class ActiveLaunches:
         *,
         job: int,
         place: GreenContext | None,
-        news: NewsWords,
         base: int = 0,
         bitmap: int = 0,
         followed: bool = True,
-        folded: Folded = NO_GATE,
     ) -> ActiveLaunch:
         """Begin ``count`` blocks of a launch on ``stream``.
 
@@ -124,11 +120,9 @@ class ActiveLaunches:
             stream: to launch on.
             job: address of the launch's job record.
             place: of the stream.
-            news: where changes of its orders are numbered.
             base: sliced form: the first task block.
             bitmap: address of the bitmap of barred SMs; 0: none.
             followed: whether an event is recorded behind it; else the caller follows a later one.
-            folded: how its blocks open it.
 
         Raises:
             GpudError, DriverError: it could not begin; no resources are held.
@@ -140,16 +134,15 @@ class ActiveLaunches:
         persistent = what.form == "persistent"
         try:
             if what.form != "unmodified":
-                slot = self.release.take(count if persistent else 0)
-                slot.said = news.word
-                self.release.place(slot, job, base, bitmap, stream)
-            parameters = sequence.parameters(number, slot, job, base, news.of(what, count), folded)
+                slot = self.records.take(count if persistent else 0)
+                slot.write(job, base, bitmap)
+            parameters = sequence.parameters(number, slot, job, base)
             self._launch(what, count, stream, parameters, place)
         except (GpudError, DriverError):
             if event is not None:
                 self.streams.give_event(event)
             if slot is not None:
-                self.release.give(slot)
+                self.records.give(slot)
             raise
         if event is not None:
             self._record(event, stream, what.kernel.name)
@@ -216,7 +209,7 @@ class ActiveLaunches:
             for launch in self._active:
                 if launch.order is not None and launch.slot is not None:
                     launch.untold_exits = True
-                    self.release.halt(launch.slot)
+                    launch.slot.halt()
 
     def notify(self, stream: Any) -> None:
         """Have the driver post the semaphore when ``stream`` gets here."""
@@ -272,17 +265,16 @@ class ActiveLaunches:
             if bitmap:
                 limit = launch.order.clear(sms)
                 if limit < launch.limit:
-                    self.release.set_stays(launch.slot, launch.order.stays)
+                    launch.slot.set_stays(launch.order.stays)
                     launch.cleared += launch.limit - limit
                     launch.limit = limit
                 launch.untold_exits |= launch.order.coming > 0
-            self.release.set_bitmap(launch.slot, bitmap)
+            launch.slot.set_bitmap(bitmap)
 
     def set_limit(self, launch: ActiveLaunch, limit: int) -> bool:
         """Release blocks until ``limit`` are not told to release; whether there were any.
 
-        A limit is never raised. Also without the device's lock, on release paths that make no
-        driver call; the launch may be over.
+        A limit is never raised. Also without the device's lock; the launch may be over.
         """
         assert launch.slot is not None
         assert launch.order is not None
@@ -292,12 +284,8 @@ class ActiveLaunches:
             launch.order.lower(limit)
             # First, as who does not hold this lock takes fewer blocks than the limit to mean that
             # some found nothing to claim.
-            before, launch.limit = launch.limit, limit
-            try:
-                self.release.set_stays(launch.slot, launch.order.stays)
-            except BaseException:
-                launch.limit = before
-                raise
+            launch.limit = limit
+            launch.slot.set_stays(launch.order.stays)
             recent = self._recent.get(launch.count)
             if recent is None:
                 while len(self._recent) >= _MOST_SIZES:
@@ -316,7 +304,7 @@ class ActiveLaunches:
         if launch.event is not None and launch.event is not launch.lent_event:
             self.streams.give_event(launch.event)
         if launch.slot is not None and not launch.lent:
-            self.release.give(launch.slot)
+            self.records.give(launch.slot)
         if launch.stream is not None:
             self.streams.give_stream(launch.stream, urgent, launch.place)
 

@@ -112,7 +112,7 @@ class RecordPool:
         with ExitStack() as undo:
             page = self._host_blocks.take(sequence.page_bytes)
             undo.callback(self._host_blocks.give, page)
-            block = self._device_blocks.take(sequence.memory_bytes)
+            block = self._device_blocks.take(sequence.record_bytes)
             undo.callback(self._device_blocks.give, block)
             ready = self._launches.streams.take_event()
             undo.callback(self._launches.streams.give_event, ready)
@@ -152,7 +152,6 @@ class RecordPool:
         driver = self._context.enter()
         words = records.page.words
         words[: (gate.RUN_BYTES + OUTPUT_RECORD_BYTES) // 4] = 0
-        words[sequence.numbers_at // 4 :] = 0
         if not driver.is_over(self._control_event):  # late writes to their previous owner's
             driver.call("cuStreamWaitEvent", stream, self._control_event, 0)
         at, size = records.block.address, sequence.record_bytes

@@ -36,20 +36,15 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.native_calls import COPY, CommandTable, NativeCalls, native_calls
-from gpud.device.cuda.launch.active_launch import UNREAD, ActiveLaunch, news_words
+from gpud.device.cuda.launch.active_launch import ActiveLaunch
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
 from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.graphs import Graphs
 from gpud.device.cuda.launch.sequence import COPIES_AT, WINDOW, CUDASequence
 from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock
-from gpud.device.cuda.program.by_value import NO_GATE, Folded, News
-from gpud.errors import DeviceLost, GpudError, InvalidArgument
+from gpud.errors import DeviceLost, GpudError
 
-__all__ = ["LAUNCH_PATHS", "BatchMaker", "Batches", "Queued", "batch_maker", "check_launch_path"]
-
-LAUNCH_PATHS: Final = ("graph", "native", "calls")
-"""How launches of a sequence that runs again are queued: as a CUDA graph, by native code, or by one
-call from Python after the other."""
+__all__ = ["BatchMaker", "Batches", "Queued", "batch_maker"]
 
 _MOST: Final = 32
 """Batches of one set of records: of the longest sequences, and for more than one share."""
@@ -107,29 +102,17 @@ class BatchMaker:
         run[way] += 1
 
 
-def check_launch_path(path: str) -> None:
-    """Raise InvalidArgument if ``path`` is not in `LAUNCH_PATHS`."""
-    if path not in LAUNCH_PATHS:
-        known = ", ".join(LAUNCH_PATHS)
-        raise InvalidArgument(f"there is no launch path {path!r}; there are {known}")
-
-
 def batch_maker(
-    path: str, context: Context, launches: ActiveLaunches, undo: ExitStack
+    context: Context, launches: ActiveLaunches, undo: ExitStack, *, with_graphs: bool
 ) -> BatchMaker | None:
-    """Return what prepares batches; None: nothing can, or is to.
+    """Return what prepares batches; None: there is no native code here.
 
-    Args:
-        path: one of `LAUNCH_PATHS`.
-        context: of the device.
-        launches: of the device. Launch records in device memory are set by the driver, so they
-            cannot be prepared.
-        undo: is given what returns the graphs.
+    ``undo`` is given what returns the graphs.
     """
-    calls = native_calls(context.driver) if launches.release.at_once and path != "calls" else None
+    calls = native_calls(context.driver)
     if calls is None:
         return None
-    graphs = Graphs(context, calls, launches.streams) if path == "graph" else None
+    graphs = Graphs(context, calls, launches.streams) if with_graphs else None
     if graphs is not None:
         undo.callback(graphs.close)
     return BatchMaker(launches, calls, graphs)
@@ -165,7 +148,7 @@ class Batches:
             ways: counts of the run.
         """
         if self._maker is None:
-            ways[f"{_SINGLY}launch_path or release_path says so"] += 1
+            ways[f"{_SINGLY}no native code"] += 1
             return None
         key = first, slices
         batch = self._made.get(key)
@@ -243,21 +226,9 @@ class _Batch:
         self._graph: Any = None
         try:
             for count in self._counts:
-                self._slots.append(launches.release.take(count))
+                self._slots.append(launches.records.take(count))
             self.arm()
-            told: list[News] = []
-            for number, slot, count in zip(numbers, self._slots, self._counts, strict=True):
-                words = (
-                    news_words(sequence, page, block.address, number)
-                    if launches.release.news
-                    else UNREAD
-                )
-                slot.said = words.word
-                told.append(words.of(sequence.prepared[number], count))
-            self._parameters = sequence.parameter_table.bound(
-                numbers, self._slots, self._jobs, told,
-                [Folded(page.address, n) if sequence.folds(n) else NO_GATE for n in numbers],
-            )  # fmt: skip
+            self._parameters = sequence.parameter_table.bound(numbers, self._slots, self._jobs)
             self._gates = [GateParameters() for _ in numbers]
             self._lay_out(sequence, page, block, slices)
         except BaseException:
@@ -274,7 +245,7 @@ class _Batch:
         self._recorded: dict[int, int] = {}  # by index of the command: that of the launch
         for index, number in enumerate(numbers):
             what = sequence.prepared[number]
-            if number and not sequence.folds(number):
+            if number:
                 job = self._jobs[index]
                 gate = self._gates[index].set(job, job - cw.JOB_BYTES, page.address, number)
                 table.kernel(launches.gate_kernel, (1, 1, 1), (1, 1, 1), 0, gate)
@@ -330,7 +301,7 @@ class _Batch:
     def close(self) -> None:
         """Return everything; nothing of the batch is on the device."""
         while self._slots:
-            self._launches.release.give(self._slots.pop())
+            self._launches.records.give(self._slots.pop())
         while self._events:
             self._launches.streams.give_event(self._events.popitem()[1])
         if self._graph is not None and self._maker.graphs is not None:

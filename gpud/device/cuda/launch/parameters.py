@@ -13,12 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpud.device.cuda.launch.release_path import Slot
+from gpud.device.cuda.launch.launch_records import Slot
 from gpud.device.cuda.program.by_value import (
-    NO_GATE,
     VALUE_BYTES,
-    Folded,
-    News,
     encode_addresses,
     job_values,
     write_addresses,
@@ -47,7 +44,6 @@ class Parameters:
         self._controls = np.zeros(len(specs), np.uint64)
         self._structures = bytearray(len(specs) * VALUE_BYTES)
         self._by_value = np.frombuffer(self._structures, np.uint8).reshape(-1, VALUE_BYTES)
-        self._stacks = [0] * len(specs)  # 0: claims are not given back
         self._pointers: list[npt.NDArray[np.uint64]] = []
         self._has_structure: list[bool] = []
         for index, spec in enumerate(specs):
@@ -70,23 +66,11 @@ class Parameters:
         start = self._starts[number]
         self._own[start : start + len(values)] = values
 
-    def set_addresses(
-        self, number: int, slot: Slot, job: int, base: int, news: News, folded: Folded = NO_GATE
-    ) -> None:
+    def set_addresses(self, number: int, slot: Slot, job: int, base: int) -> None:
         """Set what differs from one time to the next that the launch is begun."""
         self._controls[number] = slot.address
-        encoded = self._encoded(number, slot, job, base, news, folded)
+        encoded = encode_addresses(job, slot.status, base)
         write_addresses(self._structures, number * VALUE_BYTES, encoded)
-
-    def _encoded(
-        self, number: int, slot: Slot, job: int, base: int, news: News, folded: Folded
-    ) -> bytes:
-        stack = self._stacks[number]
-        return encode_addresses(job, slot.status, base, news, job + stack if stack else 0, folded)
-
-    def set_stack(self, number: int, distance: int) -> None:
-        """Set how far behind its job record a launch's stack of returned claims is."""
-        self._stacks[number] = distance
 
     def set_job(self, number: int, record: bytes) -> None:
         """Set what the job record says for good."""
@@ -94,18 +78,13 @@ class Parameters:
         self._by_value[number, -len(values) :] = np.frombuffer(values, np.uint8)
 
     def bound(
-        self,
-        numbers: Sequence[int],
-        slots: Sequence[Slot],
-        jobs: Sequence[int],
-        news: Sequence[News],
-        folded: Sequence[Folded],
+        self, numbers: Sequence[int], slots: Sequence[Slot], jobs: Sequence[int]
     ) -> BoundParameters:
         """Return the parameters of some launches as they are now, with these records."""
         pointers = [self._pointers[number] for number in numbers]
         made = BoundParameters(pointers, self._by_value[list(numbers)])
         for index, (number, slot) in enumerate(zip(numbers, slots, strict=True)):
-            encoded = self._encoded(number, slot, jobs[index], 0, news[index], folded[index])
+            encoded = encode_addresses(jobs[index], slot.status, 0)
             made.bind(index, slot.address, encoded if self._has_structure[number] else None)
         return made
 

@@ -29,15 +29,13 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.print_buffer import output_record
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.launch import gate
-from gpud.device.cuda.launch.active_launch import UNREAD, ActiveLaunch, NewsWords, news_words
+from gpud.device.cuda.launch.active_launch import ActiveLaunch
 from gpud.device.cuda.launch.batch import Queued
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import COPIES_AT, CUDASequence
 from gpud.device.cuda.memory.pool import MappedBlock
 from gpud.device.cuda.placement.green_context import GreenContext
-from gpud.device.cuda.program.by_value import Folded
-from gpud.device.cuda.program.give_back import HEAD_BYTES
 from gpud.errors import DeviceLost
 
 __all__ = ["CUDARunRecords"]
@@ -171,10 +169,6 @@ class CUDARunRecords:
         launches = self._device.launches
         launches.gate(self.stream, self.job(number), previous, self._page.address, number)
 
-    def folded(self, number: int) -> Folded:
-        """Return what the blocks of a launch are given to open it."""
-        return Folded(self._page.address, number)
-
     def queue(
         self, first: int, slices: int, why_not: str, ways: Counter[str], *, copies: bool
     ) -> Queued | None:
@@ -196,13 +190,6 @@ class CUDARunRecords:
         """Have later work on another stream wait until the records are initialised."""
         driver = self._device.context.enter()
         driver.call("cuStreamWaitEvent", stream, self._armed.ready, 0)
-
-    def news(self, number: int) -> NewsWords:
-        """Return where changes of orders to a launch and its helpers are numbered."""
-        records: int = self._records.address
-        if not self._device.launches.release.news:
-            return UNREAD
-        return news_words(self._sequence, self._page, records, number)
 
     def job(self, number: int) -> int:
         """Return the address of a launch's job record."""
@@ -236,15 +223,6 @@ class CUDARunRecords:
         record = np.empty(size, np.uint8)
         self._device.context.copy_out(record.ctypes.data, self.job(number), size)
         return record.tobytes()
-
-    def returned_head(self, number: int) -> bytes:
-        """Return how the stack of a launch's returned claims begins now; empty: it has none."""
-        if not self._sequence.gives_back(number):
-            return b""
-        head = np.empty(HEAD_BYTES, np.uint8)
-        at = self._records.address + self._sequence.stacks + HEAD_BYTES * number
-        self._device.context.copy_out(head.ctypes.data, at, HEAD_BYTES)
-        return head.tobytes()
 
     def bar(self, sms: frozenset[int]) -> None:
         """Set the bitmap to these SMs, once the records are initialised; returns at once."""

@@ -29,13 +29,10 @@ from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES
 from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.device.claim_size import choose_claims
 from gpud.device.cuda.launch.gate import RUN_BYTES
+from gpud.device.cuda.launch.launch_records import Slot
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.parameters import Parameters
-from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.cuda.memory.pool import Pool
-from gpud.device.cuda.program.by_value import NO_GATE, Folded, News
-from gpud.device.cuda.program.fold_gate import UNDECIDED
-from gpud.device.cuda.program.give_back import HEAD_BYTES, NODE_BYTES, stack_head
 from gpud.device.cuda.program.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchInfo, LaunchSpec, as_dim3
 from gpud.device.launch_checks import (
@@ -53,9 +50,6 @@ WINDOW: Final = 16
 
 _SHORTEST_LOOK_NS: Final = 50_000
 """The watcher's shortest sleep; it doubles while nothing changes."""
-
-_MOST_RETURNED: Final = 1 << 14
-"""Claims that blocks of one launch can give back in a run, 256 KiB; later ones they run."""
 
 assert COPIES_AT >= RUN_BYTES + OUTPUT_RECORD_BYTES
 
@@ -125,14 +119,9 @@ class CUDASequence:
         image: address of the initial records of a run, in page-locked memory.
         image_block: this memory.
         free_image: returns it when the sequence is garbage-collected.
-        news: offset of the news of its launches from the first job record, a word for each.
-        page_bytes: host memory that a run has of its own, from `COPIES_AT` on for its job records,
-            and from ``numbers_at`` on a number for each launch.
+        page_bytes: host memory that a run has of its own, from `COPIES_AT` on for its job records.
         record_bytes: size of these records: the job records, the output record if a kernel prints,
-            the stacks of returned claims if kernels have some, and the bitmap of barred SMs.
-        memory_bytes: with the nodes of these stacks, which need not be initialised.
-        stacks: offset of the stacks from the first job record, one for each launch; 0: no kernel
-            gives claims back.
+            and the bitmap of barred SMs.
         output: offset of the output record from the first job record; 0: no kernel prints.
         parameter_table: the parameters of all launches.
         tunings: how often the number of task blocks per claim of a launch has changed.
@@ -189,21 +178,9 @@ class CUDASequence:
             for n, (prepared, spec) in enumerate(zip(self.prepared, specs, strict=True))
         )
         fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0)
-        self.news = len(fresh)
-        fresh += bytes(-(-4 * len(specs) // 8) * 8)
-        returned = self._returned
-        self.stacks = -(-len(fresh) // NODE_BYTES) * NODE_BYTES if returned else 0
-        if returned:
-            nodes = self.stacks + HEAD_BYTES * len(specs) + cw.NAMED_BYTES
-            fresh = fresh.ljust(self.stacks, b"\0") + b"".join(
-                stack_head(returned, nodes - self.stacks - HEAD_BYTES * n)
-                for n in range(len(specs))
-            )
         fresh += cw.named_sms(())
         self.record_bytes = len(fresh)
-        self.memory_bytes = self.record_bytes + NODE_BYTES * returned
-        self.numbers_at = COPIES_AT + jobs_bytes
-        self.page_bytes = self.numbers_at + 4 * len(specs)
+        self.page_bytes = COPIES_AT + jobs_bytes
         if self.output:
             device.output_buffers.prepare()
         block = device.host_blocks.take(self.record_bytes)
@@ -215,12 +192,6 @@ class CUDASequence:
         self._words = words
         for number, record in enumerate(words):
             self.parameter_table.set_job(number, record.tobytes())
-            if self.folds(number):
-                record[cw.NEXT // 4] = UNDECIDED
-            if self.gives_back(number):
-                self.parameter_table.set_stack(
-                    number, self.stacks + HEAD_BYTES * number - cw.JOB_BYTES * number
-                )
         self.tunings = 0
         self._tuned = [spec.claims is None for spec in specs]
         self.image: int = block.address
@@ -238,20 +209,6 @@ class CUDASequence:
     def is_persistent(self, number: int) -> bool:
         """Return whether there is a launch of this number, in persistent form."""
         return number < len(self.prepared) and self.prepared[number].form == "persistent"
-
-    def folds(self, number: int) -> bool:
-        """Return whether the blocks of a launch can open it, so that it needs no gate."""
-        return number > 0 and self.is_persistent(number) and self.prepared[number].kernel.folds_gate
-
-    def gives_back(self, number: int) -> bool:
-        """Return whether blocks of a launch give back what they have claimed in advance."""
-        return self.is_persistent(number) and self.prepared[number].kernel.gives_back
-
-    @property
-    def _returned(self) -> int:
-        """How many claims can be given back in a launch."""
-        totals = [one.total for n, one in enumerate(self.prepared) if self.gives_back(n)]
-        return min(max(totals, default=0), _MOST_RETURNED)
 
     def takes_ns(self, number: int, slices: int) -> float:
         """Estimate the duration of a launch with ``slices`` slices; 0: not known."""
@@ -295,21 +252,12 @@ class CUDASequence:
     def _claims(self, number: int) -> cw.Claims:
         prepared = self.prepared[number]
         block_ns = prepared.kernel.block_ns.get(prepared.block)
-        returns = self.gives_back(number)
-        if block_ns is None and not returns:
+        if block_ns is None:
             return cw.ONE_AT_A_TIME
         most = self.blocks(number, self._sms * self.occupancy)
-        return choose_claims(block_ns, prepared.total, most, returns=returns)
+        return choose_claims(block_ns, prepared.total, most)
 
-    def parameters(
-        self,
-        number: int,
-        slot: Slot | None,
-        job: int,
-        base: int,
-        news: News,
-        folded: Folded = NO_GATE,
-    ) -> int:
+    def parameters(self, number: int, slot: Slot | None, job: int, base: int) -> int:
         """Return the address of the pointers to a launch's parameters.
 
         Only one launch at a time uses them: the driver copies the values.
@@ -319,11 +267,9 @@ class CUDASequence:
             slot: its records; None: it is not rewritten.
             job: address of its job record.
             base: sliced form: its first task block.
-            news: where changes of its orders are numbered.
-            folded: how its blocks open it.
         """
         if slot is not None:
-            self.parameter_table.set_addresses(number, slot, job, base, news, folded)
+            self.parameter_table.set_addresses(number, slot, job, base)
         return self.prepared[number].pointers
 
 

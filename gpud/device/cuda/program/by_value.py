@@ -12,10 +12,8 @@ kernel read them there: a parameter is an operand of most instructions, takes no
 there when the kernel begins. The records stay complete, for functions that are given their address.
 The CPU device has no such operands, so only programs for a GPU are changed, as they are loaded.
 
-The structure: the addresses of job record and status record, the sub-grid's first task block, three
-words for `gpud.device.cuda.program.forward_news`, one for `gpud.device.cuda.program.give_back`, two
-for `gpud.device.cuda.program.fold_gate`, and the first `_JOB_BYTES` bytes of the job record as they
-are before the launch.
+The structure: the addresses of job record and status record, the sub-grid's first task block, and
+the first `_JOB_BYTES` bytes of the job record as they are before the launch.
 
 Properties:
 * ``no reads``: no rewritten kernel reads a word from its records that is in the structure;
@@ -30,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import CONTROL
@@ -51,17 +49,7 @@ from gpud.device.cuda.program.report_blocks import is_rewritten
 
 __all__ = [
     "JOB_AT",
-    "LOOK_LIMIT",
-    "NEWS",
-    "NO_GATE",
-    "NO_NEWS",
-    "NUMBER",
-    "RETURNED",
-    "RUN",
-    "SAID",
     "VALUE_BYTES",
-    "Folded",
-    "News",
     "encode_addresses",
     "is_values",
     "job_values",
@@ -70,19 +58,7 @@ __all__ = [
 ]
 
 _SUFFIX: Final = "_values"
-_ADDRESSES = struct.Struct("<QQIIQQQQI4x")
-LOOK_LIMIT: Final = 20
-SAID: Final = 24
-NEWS: Final = 32
-"""Offsets of the words for `gpud.device.cuda.program.forward_news`."""
-
-RETURNED: Final = 40
-"""Offset of the address of the stack of `gpud.device.cuda.program.give_back`; 0: there is none."""
-
-RUN: Final = 48
-NUMBER: Final = 56
-"""Offsets of the words for `gpud.device.cuda.program.fold_gate`: the address of the run words, 0 if
-a gate opens the launch, or it is open; and the launch's number."""
+_ADDRESSES = struct.Struct("<QQI4x")
 
 JOB_AT: Final = _ADDRESSES.size
 """Offset of the beginning of the job record."""
@@ -107,61 +83,15 @@ def is_values(parameter: str) -> bool:
     return CONTROL in parameter and parameter.endswith(_SUFFIX)
 
 
-class News(NamedTuple):
-    """Where changes of a launch's orders are numbered: see `gpud.device.cuda.program.forward_news`.
-
-    Attributes:
-        said: address of the number in host memory.
-        seen: address of the news in device memory.
-        limit: which claims look.
-    """
-
-    said: int = 0
-    seen: int = 0
-    limit: int = 0
-
-
-NO_NEWS: Final = News()
-"""Of kernels that read their orders before every claim."""
-
-
-class Folded(NamedTuple):
-    """What blocks are given that open their launch: see `gpud.device.cuda.program.fold_gate`.
-
-    Attributes:
-        run: address of the run words; 0: they do not open it.
-        number: of the launch.
-    """
-
-    run: int = 0
-    number: int = 0
-
-
-NO_GATE: Final = Folded()
-"""Of launches that are open, or have a gate in front of them."""
-
-
-def encode_addresses(
-    job: int,
-    status: int,
-    base: int,
-    news: News = NO_NEWS,
-    returned: int = 0,
-    folded: Folded = NO_GATE,
-) -> bytes:
+def encode_addresses(job: int, status: int, base: int) -> bytes:
     """Return the structure's beginning for one launch; `job_values` follow it.
 
     Args:
         job: address of its job record.
         status: address of its status record.
         base: its first task block, in sliced form.
-        news: where changes of its orders are numbered.
-        returned: address of the stack of claims that are given back; 0: there is none.
-        folded: how its blocks open it.
     """
-    return _ADDRESSES.pack(
-        job, status, base, news.limit, news.said, news.seen, returned, folded.run, folded.number
-    )
+    return _ADDRESSES.pack(job, status, base)
 
 
 def write_addresses(buffer: bytearray, offset: int, encoded: bytes) -> None:

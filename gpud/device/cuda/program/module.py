@@ -42,15 +42,9 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.memory.pool import Pool, out_of_memory
 from gpud.device.cuda.program.by_value import is_values, pass_by_value
-from gpud.device.cuda.program.count_chunks import count_chunks
 from gpud.device.cuda.program.device_bytes import DeviceBytes
-from gpud.device.cuda.program.fold_gate import fold_gates, folds_gate
-from gpud.device.cuda.program.forward_news import add_news
-from gpud.device.cuda.program.give_back import give_back, gives_back
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
-from gpud.device.cuda.program.host_poll import add_host_poll
 from gpud.device.cuda.program.report_blocks import is_rewritten, report_blocks
-from gpud.device.cuda.program.variants import NO_VARIANTS, Variants
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 
@@ -91,8 +85,6 @@ class CUDAKernel:
         placed: all of them, as the driver takes them.
         by_value: whether it has that structure, in front of the last parameter.
         rewritten: whether it has a hidden parameter.
-        gives_back: whether its blocks give back what they have claimed in advance.
-        folds_gate: whether its blocks can open their launch.
         prints: whether it may print to its run's output buffer.
         occupancies: cache of M by block shape and dynamic shared memory.
         block_ns: nanoseconds that a task block takes, by block shape, as last measured.
@@ -110,7 +102,6 @@ class CUDAKernel:
         known = tuple(one for one in entry.parameters if not is_values(one.name))
         self.parameters: tuple[Parameter, ...] = parameters_of(replace(entry, parameters=known))
         self.by_value = len(known) < len(self.placed)
-        self.gives_back = self.folds_gate = False
         self.occupancies: dict[tuple[tuple[int, int, int], int], int] = {}
         self.block_ns: dict[tuple[int, int, int], float] = {}
 
@@ -161,9 +152,6 @@ class CUDAModule:
         arena: address and size of its session's arena; None: it may access all memory.
         blocks: pool for its heap, which returns there when the module is garbage-collected; None:
             it may call ``malloc`` only without bounds checks.
-        host_poll: whether its kernels also poll host memory: their launch records are not there.
-        news: whether they read their orders only when there is news of them.
-        variants: what its kernels do that a GPU has yet to decide.
         dump: writes what is loaded; None: nobody wants to see it.
 
     Attributes:
@@ -184,23 +172,9 @@ class CUDAModule:
         arena: tuple[int, int] | None = None,
         blocks: Pool | None = None,
         *,
-        host_poll: bool = False,
-        news: bool = False,
-        variants: Variants = NO_VARIANTS,
         dump: DumpFolder | None = None,
     ) -> None:
-        flat = flatten_module(parse(text))
-        changed = pass_by_value(report_blocks(add_host_poll(flat) if host_poll else flat))
-        self._giving, self._folding = (
-            frozenset(name for name, entry in changed.entries().items() if wanted and does(entry))
-            for wanted, does in (
-                (variants.returned_claims, gives_back), (variants.folded_gates, folds_gate)
-            )
-        )  # fmt: skip
-        changed = give_back(changed) if variants.returned_claims else changed
-        changed = count_chunks(changed) if variants.chunk_counts else changed
-        changed = fold_gates(changed) if variants.folded_gates else changed
-        program = visible(add_news(changed) if news else changed)
+        program = visible(pass_by_value(report_blocks(flatten_module(parse(text)))))
         self.context = context
         self.arena = arena
         # Without bodies: the garbage collector stops all threads while it traverses objects.
@@ -249,7 +223,6 @@ class CUDAModule:
             handle = self.context.enter().call("cuModuleGetFunction", self._handle, name.encode())
             entry = self._entries[name]
             kernel = CUDAKernel(self, entry, handle, prints=name in self._printing)
-            kernel.gives_back, kernel.folds_gate = name in self._giving, name in self._folding
             if kernel.rewritten and kernel.shared_bytes > SLOT_BYTES:
                 kernel.share_sms()
             self._kernels[name] = kernel

@@ -47,7 +47,7 @@ from gpud.compiler.ptx.model import (
     immediate,
 )
 
-__all__ = ["is_persistent", "is_rewritten", "load_status", "report_blocks"]
+__all__ = ["is_persistent", "is_rewritten", "report_blocks"]
 
 _COUNT = "red.global.add.u32"
 
@@ -79,13 +79,13 @@ def report_blocks(program: Module) -> Module:
             code("setp.eq.u32", reports, thread, 0)
             code("mov.u32", sm, SpecialRegister("%smid"))
             code("add.u32", sm, sm, 1)
-            status = load_status(code, function, when=reports)
+            status = _load_status(code, function, when=reports)
             code("mad.wide.u32", place, block, 2, status, when=reports)
             code("st.volatile.global.u16", Address(place, cw.SM), sm, when=reports)
         else:
             code("or.b32", block, block, thread)
             code("setp.eq.u32", reports, block, 0)
-            status = load_status(code, function, when=reports)
+            status = _load_status(code, function, when=reports)
             code("st.volatile.global.u32", Address(status, cw.BEGUN), 1, when=reports)
         declarations, rest = split_declarations(function.body)
         begins, code.body = code.body, []
@@ -95,7 +95,7 @@ def report_blocks(program: Module) -> Module:
     return map_functions(program, change)
 
 
-def load_status(code: CodeBuilder, entry: Function, *, when: Register | None = None) -> Register:
+def _load_status(code: CodeBuilder, entry: Function, *, when: Register | None = None) -> Register:
     """Append the load of the status record's address, in threads with ``when``; its register."""
     control, status = code.register("control", "b64"), code.register("status", "b64")
     code("ld.param.u64", control, Address(Symbol(entry.parameters[-1].name)))
