@@ -27,7 +27,7 @@ from gpud.errors import ConnectionLost, InvalidArgument, MissingDependency
 from gpud_client.aio.session import AsyncSession, Connecting, open_session
 from gpud_client.session import Session
 
-__all__ = ["alocal", "local"]
+__all__ = ["PrivateDaemon", "alocal", "local"]
 
 _START_S = 30.0
 _END_S = 3.0  # after each signal
@@ -54,7 +54,7 @@ def local(device: str | tuple[str, ...] = "cpu", *, check: bool = False, **optio
         ConnectionLost: It did not start; the message holds the end of its log.
         ValueError: There is no such ``device`` or option.
     """
-    daemon = _Daemon(device, options)
+    daemon = PrivateDaemon(device, options)
     try:
         daemon.start()
         session = Session(str(daemon.socket), check=check)
@@ -74,7 +74,7 @@ def alocal(
     """
 
     async def start() -> AsyncSession:
-        daemon = _Daemon(device, options)
+        daemon = PrivateDaemon(device, options)
         try:
             await asyncio.to_thread(daemon.start)
             session = await open_session(str(daemon.socket), None, check=check)
@@ -87,7 +87,7 @@ def alocal(
     return Connecting(start)
 
 
-class _Daemon:
+class PrivateDaemon:
     """A daemon as a child process; `end` may be called while another thread is in `start`."""
 
     def __init__(self, device: str | tuple[str, ...], options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from gpud_client.cli import (
     events,
     history,
     job_control,
+    programs,
     queries,
     run,
     top,
@@ -57,7 +58,7 @@ def _gpuctl(
     if as_json:
         given["as_json"] = True
     of_config = dict.fromkeys(config.COMMANDS, given)
-    ctx.default_map = {**dict.fromkeys(COMMANDS, given), "config": of_config}
+    ctx.default_map = {**dict.fromkeys((*COMMANDS, "exec"), given), "config": of_config}
 
 
 COMMANDS = {
@@ -87,4 +88,6 @@ COMMANDS = {
 
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+# What follows the program's name is the program's.
+app.command("exec", context_settings={"allow_interspersed_args": False})(programs.exec_)
 app.add_typer(config.config, name="config")
