@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpud.compiler.abi.fault_sites import Site
 from gpud.compiler.abi.reserved_names import (
-    ARENA,
-    HEAP,
+    OWN_VARIABLES,
     kernel_of,
     killable_variant,
     sliced_variant,
@@ -311,7 +310,7 @@ def symbols_of(module: Module) -> dict[str, SymbolInfo]:
     symbols: dict[str, SymbolInfo] = {}
     for item in module.items:
         if type(item) is Variable and item.space in ("global", "const"):
-            if item.name in (ARENA, HEAP):
+            if item.name in OWN_VARIABLES:
                 continue
             size, align = size_and_align(item)
             symbols[item.name] = SymbolInfo(item.name, item.space, size, align)

@@ -28,7 +28,9 @@ __all__ = [
     "LEAVE",
     "LOOP",
     "NORETURN",
+    "OWN_VARIABLES",
     "PRINT",
+    "RANGES",
     "RESERVED",
     "RESERVED_PREFIXES",
     "is_killable",
@@ -58,6 +60,12 @@ See `gpud.compiler.instrumentation.bounds_checks`."""
 HEAP: Final = "gpud_heap"
 """The variable with the base and size of the heap from which device code's ``malloc`` allocates."""
 
+RANGES: Final = "gpud_ranges"
+"""The variable with address and size of each of the program's variables that pointers may reach."""
+
+OWN_VARIABLES: Final = (ARENA, HEAP, RANGES)
+"""The variables that are gpud's and not the program's."""
+
 GRID_SYNC: Final = "gpud_grid"
 """Stands in bounds checks for the job record's ``grid_sync`` words; there is no such variable."""
 
@@ -70,7 +78,7 @@ PRINT: Final = "gpud_print"
 NORETURN: Final = frozenset((FAULT, ASSERT, LEAVE))
 """The functions that never return."""
 
-RESERVED: Final = NORETURN | {ARENA, HEAP}
+RESERVED: Final = NORETURN | {*OWN_VARIABLES}
 """Names that a program may not define."""
 
 LOOP: Final = "gpud_loop"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP
+from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP, RANGES
 from gpud.compiler.instrumentation.bounds_checks import (
     BoundsCheck,
     Member,
@@ -66,12 +66,14 @@ def checks(draw: st.DrawFn, number: int = 0) -> BoundsCheck:
         tuple(draw(WINDOWS)),
         tuple(draw(st.lists(ranges, max_size=3, unique_by=lambda one: one.name))),
         rows,
+        draw(st.sampled_from((0, 0, 1, 3, 1000))),
     )
 
 
 def placed(*some: BoundsCheck) -> Function:
     """A function with ``some`` bounds checks, each before an instruction, numbered in order."""
-    body: list[Statement] = [*declarations(len(some))]
+    table = any(check.table for check in some)
+    body: list[Statement] = [*declarations(len(some), table=table)]
     cold: list[Statement] = []
     for check in some:
         first, second = emit(check, line=7)
@@ -159,13 +161,20 @@ def test_assembles(arch: str) -> None:
     some = [
         BoundsCheck(0, register, (Member(0, 4, 4, 0),)),
         BoundsCheck(
-            1, register, (Member(0, 1, 1, 0), Member(-16, 16, 16, 5)), guard, windows, variables
+            1,
+            register,
+            (Member(0, 1, 1, 0), Member(-16, 16, 16, 5)),
+            guard,
+            windows,
+            variables,
+            table=2,
         ),
         BoundsCheck(2, register, (Member(1 << 31, 32, 32, 0),), replace(guard, negated=False)),
     ]
     head = (
         f".const .align 16 .b64 {ARENA}[2]; .const .align 16 .b64 {HEAP}[2];"
         ".const .align 4 .b8 coef[64]; .global .align 4 .b8 table[16];"
+        f".global .align 16 .u64 {RANGES}[4] = {{table, 16, generic(coef), 64}};"
         f".func {FAULT}(.reg .u32 a, .reg .u32 b, .reg .u64 c) {{ exit; }}"
     )
     body = [*(placed(*some).body or [])]

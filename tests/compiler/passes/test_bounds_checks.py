@@ -12,10 +12,19 @@ from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC, accesses
 from gpud.compiler.analysis.name_checks import check_names
 from gpud.compiler.forms.classifier import classify
-from gpud.compiler.instrumentation.bounds_checks import BoundsCheck, Range, recognise
+from gpud.compiler.instrumentation.bounds_checks import BoundsCheck, Range, emit, recognise
 from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
 from gpud.compiler.pipeline import compile_program
-from gpud.compiler.ptx.model import Address, Function, Guard, Instruction, Module, Register, Symbol
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Guard,
+    Instruction,
+    Module,
+    Register,
+    Symbol,
+    Variable,
+)
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_instruction, print_module
 from gpud.compiler.ptx.verify import verify
@@ -347,10 +356,42 @@ def test_addressed_variables_are_legal() -> None:
                     "bar.sync 0;\nst.u32 [%d1], %r1;\nbar.sync 0;\nld.global.u64 %d2, [%d1];"),
     )  # fmt: skip
     load, store, wide = found(checked(module)[0].entries()["k"])
-    table, coef = Range("table", "global", 16), Range("coef", "const", 16)
-    assert load.variables == (table, coef)
-    assert store.variables == (table,)
-    assert wide.variables == (table,)
+    made, _ = checked(module)
+    assert load.variables == store.variables == wide.variables == ()
+    assert (load.table, store.table, wide.table) == (2, 1, 1)
+    text = print_module(made)
+    assert ".global .align 16 .u64 gpud_ranges[4] = {table, 16, generic(coef), 16};" in text
+    assert text.index("gpud_ranges[4]") < text.index(".entry")
+
+
+def test_code_does_not_grow_with_the_variables() -> None:
+    """Nor does a variable behind functions, whose value names one, come after what searches it."""
+
+    def lines(count: int) -> tuple[int, int]:
+        body = "".join(f"mov.u64 %d2, v{n};\n" for n in range(count))
+        texts = [f".global .align 4 .b8 v{n}[{n + 4}];\n" for n in range(count)]
+        made, _ = checked(program(*texts, BODY.format(body + "ld.u32 %r1, [%d1];")))
+        (check,) = found(made.entries()["k"])
+        return check.table, len(emit(check)[1])
+
+    assert [lines(count)[0] for count in (1, 10, 300)] == [1, 10, 300]
+    assert lines(1)[1] == lines(300)[1]
+
+
+def test_all_variables_come_before_the_code() -> None:
+    """Also one behind it, whose initial value names a function: that is declared first."""
+    twice = ".func twice() { ret; }\n"
+    late = ".global .align 8 .u64 late[1] = {twice};\n"
+    kernel = BODY.format("mov.u64 %d2, late;\nld.u64 %d3, [%d1];")
+    made, _ = checked(program(twice, late, kernel))
+    order = [
+        f"{item.name}{'' if item.body is None else '{}'}"
+        if isinstance(item, Function)
+        else item.name
+        for item in made.items
+        if isinstance(item, Function | Variable)
+    ]
+    assert order == ["gpud_arena", "twice", "late", "gpud_ranges", "twice{}", "k{}"]
 
 
 def test_parameters_as_generic_addresses() -> None:

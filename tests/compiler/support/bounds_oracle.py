@@ -12,7 +12,17 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpud.compiler.ptx.model import Address, Instruction, Module, Operand, Symbol, Tuple
+from gpud.compiler.ptx.model import (
+    Address,
+    Immediate,
+    Initializer,
+    Instruction,
+    Module,
+    Operand,
+    Symbol,
+    Tuple,
+    Variable,
+)
 from tests.compiler.support.ptx_interpreter import MASK, Block, Frame, Machine, Place, Thread
 
 ARENA = (0x10000, 0x2000)
@@ -23,7 +33,10 @@ TABLE = (0x20004, 24)
 COEF = (0x28000, 32)
 """The constant ``coef``."""
 
-_SYMBOLS = {"table": TABLE, "coef": COEF, "s": SHARED, "l": LOCAL}
+RANGES = (0x40000, 1 << 16)
+"""Where gpud's own variable of addresses and sizes lies, which the program must not access."""
+
+_SYMBOLS = {"table": TABLE, "coef": COEF, "s": SHARED, "l": LOCAL, "gpud_ranges": RANGES}
 
 
 @dataclass(slots=True)
@@ -86,6 +99,7 @@ class _Oracle(Machine):
     def __init__(self, module: Module, *, constants: bool) -> None:
         super().__init__(module, 0)
         self.constants = constants
+        self._items = module.items
         self.touches: list[MemoryAccess] = []
 
     def _get(self, thread: Thread, operand: Operand) -> int:
@@ -125,8 +139,23 @@ class _Oracle(Machine):
             assert isinstance(source, Address)
             assert source.base == Symbol("gpud_arena")
             self._set(frame, target, ARENA[source.offset // 8])
+            return
+        offset = -1 if ins.opcode.has("param") else self._address(thread, source) - RANGES[0]
+        if 0 <= offset < RANGES[1]:
+            self._set(frame, target, self._range_word(offset))
         else:
             super()._do_ld(thread, frame, ins)
+
+    def _range_word(self, offset: int) -> int:
+        """Return a word of the table of variables, from its initial value."""
+        (table,) = (one for one in self._items if getattr(one, "name", "") == "gpud_ranges")
+        assert isinstance(table, Variable)
+        assert isinstance(table.init, tuple)
+        word = table.init[offset // 8]
+        if isinstance(word, Initializer):
+            return _SYMBOLS[word.name][0]
+        assert isinstance(word, Immediate)
+        return word.value
 
     def _do_wmma(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         """Rows of 16 elements of 2 bytes; what they hold does not matter here."""

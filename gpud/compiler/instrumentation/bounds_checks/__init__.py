@@ -22,15 +22,17 @@ Algorithm. Hot: one unsigned comparison tests whether the hull lies in the arena
 base > size - span: outside), a second whether its first byte is aligned; the guard of the accesses
 is part of the predicate, so the check cannot fail for threads without an access. Cold: tests each
 member, in order: does it lie in the arena, in one of the windows (first and last byte), or in one
-of the module's variables? If not, or if it is not aligned, ``call gpud_fault`` with the member's
-site and address. If all members are legal, branch back to the end of the hot part. A bounds check
-with one member for which only the arena is legal just determines the kind of fault, and never
-branches back. A matrix's rows are at a distance that only the running program knows: the hot part
-tests the first and the last, the cold part is a loop over them.
+of the module's variables, of which a loop searches the table `RANGES`? If not, or if it is not
+aligned, ``call gpud_fault`` with the member's site and address. If all members are legal, branch
+back to the end of the hot part. A bounds check with one member for which only the arena is legal
+just determines the kind of fault, and never branches back. A matrix's rows are at a distance that
+only the running program knows: the hot part tests the first and the last, the cold part is a loop
+over them.
 
 Properties:
 * ``inverse``: `recognise` of what `emit` made gives the same record, after printing and parsing;
 * ``exact``: a fault is reported if and only if some member is illegal, and names the first;
+* ``constant``: the size of the code does not depend on how many variables the module has;
 * the hot part has no branch but the one to the cold part; the cold part writes none of the
   program's registers;
 * all registers begin with ``%gpud_bounds_``, all labels with ``$gpud_bounds_``, and end with the

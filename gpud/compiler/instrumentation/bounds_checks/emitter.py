@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.fault_record import FaultKind
-from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP
+from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP, RANGES
 from gpud.compiler.instrumentation.bounds_checks.record import BoundsCheck, Member, Range
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
@@ -25,7 +25,7 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["STEM", "check_register", "declarations", "emit"]
+__all__ = ["RANGE_BYTES", "STEM", "check_register", "declarations", "emit"]
 
 STEM = "gpud_bounds_"
 """Prefix of the names of all registers and labels of bounds checks, after ``%`` or ``$``."""
@@ -35,16 +35,19 @@ _REGISTERS = {
     "pred": ("out", "also", "not", "may"),
 }
 _OF_ROWS = {"b64": ("step", "row")}
+_OF_TABLES = {"b64": ("range",)}
+RANGE_BYTES = 16
+"""Bytes of each range in `RANGES`: address and size."""
 
 
-def declarations(count: int, *, rows: bool = False) -> list[Statement]:
+def declarations(count: int, *, rows: bool = False, table: bool = False) -> list[Statement]:
     """Return the declarations of the registers of the checks ``0`` to ``count - 1``.
 
-    ``rows``: whether one of them has several rows.
+    ``rows``: whether one of them has several rows; ``table``: whether one has a table.
     """
     return [
         RegisterDeclaration(kind, f"%{STEM}{name}_", count)
-        for kinds in (_REGISTERS, _OF_ROWS if rows else {})
+        for kinds in (_REGISTERS, _OF_ROWS if rows else {}, _OF_TABLES if table else {})
         for kind, names in kinds.items()
         for name in names
     ]
@@ -103,7 +106,7 @@ class _Cold:
         self.body: list[Statement] = [Label(self._names.cold.name, line)]
         if check.rows > 1:
             self._rows(check.members[0])
-        elif len(check.members) == 1 and not check.windows and not check.variables:
+        elif len(check.members) == 1 and not (check.windows or check.variables or check.table):
             self._only_report(check.members[0])
             return
         else:
@@ -168,6 +171,8 @@ class _Cold:
             do(_BRA, legal, when=names.is_out)
         for variable in check.variables:
             self._variable(variable, member.span, legal)
+        if check.table:
+            self._table(index, member.span, legal)
         self._report(FaultKind.ADDRESS, member)
         self.body.append(Label(legal.name, self._line))
         if member.align > 1:
@@ -178,6 +183,26 @@ class _Cold:
             self._report(FaultKind.MISALIGNED, member)
             self.body.append(Label(aligned.name, self._line))
 
+    def _table(self, index: int, span: int, legal: Symbol) -> None:
+        """Search the table: code whose size does not depend on how many variables there are."""
+        do, names = self._do, self._names
+        off, size, also = names.off, names.last, check_register("also", self._check.number)
+        at, again = check_register("range", self._check.number), self._label("search", index)
+        do(_MOVE, at, _ZERO)
+        self.body.append(Label(again.name, self._line))
+        do(_MOVE, size, Symbol(RANGES))
+        do(_ADD, size, size, at)
+        do(_LOAD_ENTRY, off, Address(size))
+        do(_LOAD_ENTRY, size, Address(size, 8))
+        do(_LARGE, also, size, immediate(span))
+        do(_SUBTRACT, off, names.where, off)
+        do(_SUBTRACT, size, size, immediate(span))
+        do(_WITHIN_AND, names.out, off, size, also)
+        do(_BRA, legal, when=names.is_out)
+        do(_ADD, at, at, immediate(RANGE_BYTES))
+        do(_BELOW, names.out, at, immediate(RANGE_BYTES * self._check.table))
+        do(_BRA, again, when=names.is_out)
+
     def _variable(self, variable: Range, span: int, legal: Symbol) -> None:
         do, names = self._do, self._names
         off, where, out = names.off, names.where, names.out
@@ -186,9 +211,9 @@ class _Cold:
             do(_LOAD, off, Address(Symbol(HEAP)))
             do(_SUBTRACT, off, where, off)
             do(_LOAD, last, Address(Symbol(HEAP), 8))
-            do(opcode("setp.ge.u64"), also, last, immediate(span))
+            do(_LARGE, also, last, immediate(span))
             do(_SUBTRACT, last, last, immediate(span))
-            do(opcode("setp.le.and.u64"), out, off, last, also)
+            do(_WITHIN_AND, out, off, last, also)
             do(_BRA, legal, when=names.is_out)
             return
         if variable.size < span:
@@ -233,9 +258,10 @@ def check_register(name: str, number: int) -> Register:
 
 _BASE, _SIZE = Address(Symbol(ARENA)), Address(Symbol(ARENA), 8)
 _FAULT, _ZERO = Symbol(FAULT), immediate(0)
-_LOAD = opcode("ld.const.u64")
+_LOAD, _LOAD_ENTRY = opcode("ld.const.u64"), opcode("ld.global.u64")
 _ADD, _SUBTRACT, _MASK = opcode("add.s64"), opcode("sub.s64"), opcode("and.b64")
 _ABOVE, _WITHIN, _BELOW = opcode("setp.gt.u64"), opcode("setp.le.u64"), opcode("setp.lt.u64")
+_LARGE, _WITHIN_AND = opcode("setp.ge.u64"), opcode("setp.le.and.u64")
 _ABOVE_OR, _MULTIPLY_ADD = opcode("setp.gt.or.u64"), opcode("mad.lo.s64")
 _JOIN, _MOVE = opcode("or.b64"), opcode("mov.u64")
 _ODD_OR, _EVEN = opcode("setp.ne.or.s64"), opcode("setp.eq.s64")

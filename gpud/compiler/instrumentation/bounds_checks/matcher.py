@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
-from gpud.compiler.instrumentation.bounds_checks.emitter import STEM, emit
+from gpud.compiler.instrumentation.bounds_checks.emitter import RANGE_BYTES, STEM, emit
 from gpud.compiler.instrumentation.bounds_checks.record import BoundsCheck, Member, Range
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
@@ -112,6 +112,7 @@ def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> C
         tuple(guess.windows[0]),
         tuple(guess.variables[smallest]),
         guess.rows,
+        guess.table,
     )
     first, second = emit(check)
     if body[start : start + len(first)] != first or body[cold : cold + len(second)] != second:
@@ -140,6 +141,7 @@ class _Guess:
         self.windows: list[list[str]] = []
         self.variables: list[list[Range]] = []
         self.rows = 1
+        self.table = 0
         self._name = Range("", "", 0)
         self._sited = False
 
@@ -159,6 +161,8 @@ class _Guess:
             self._change(span=value)
         elif ins.opcode.base == "isspacep" and _is(operands[0], "out"):
             self.windows[-1].append(text.removeprefix("isspacep."))
+        elif text == "setp.lt.u64" and _is(operands[1], "range") and value is not None:
+            self.table = value // RANGE_BYTES
         elif text in ("mov.u64", "cvta.const.u64") and isinstance(last, Symbol):
             self._name = Range(last.name, "const" if text[0] == "c" else "global", 0)
         elif text == "add.s64" and operands[1] == JOB_REGISTER:

@@ -29,7 +29,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A module variable that is legal for an access: ``space`` is ``global`` or ``const``.
+    """A module variable: ``space`` is ``global`` or ``const``.
 
     `HEAP` with size 0 stands for the range that the variable of that name describes, `GRID_SYNC`
     for the words of that name in the job record, whose address is in `JOB_REGISTER`.
@@ -44,9 +44,10 @@ class Range:
 class BoundsCheck:
     """The check before one access, or before several through the same register.
 
-    ``members`` are in the order of the accesses. ``guard`` is the guard of all of them. Only the
-    arena and the listed windows and variables are legal; variables smaller than every member are
-    not listed. With several members, the hull's alignment is their greatest, and implies each.
+    ``members`` are in the order of the accesses. ``guard`` is the guard of all of them. Only
+    the arena, the listed windows and variables, and the first ``table`` ranges of `RANGES` are
+    legal; variables smaller than every member are not listed. With several members, the hull's
+    alignment is their greatest, and implies each.
 
     With ``rows`` over 1 there is one member, the first row of a matrix; the others follow it, each
     ``step`` bytes behind the one before. The emitted code's size does not depend on how many.
@@ -59,6 +60,7 @@ class BoundsCheck:
     windows: tuple[str, ...] = ()
     variables: tuple[Range, ...] = ()
     rows: int = 1
+    table: int = 0
 
     @property
     def low(self) -> int:

@@ -30,7 +30,7 @@ from functools import cache
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi import print_buffer as out
-from gpud.compiler.abi.reserved_names import ARENA, HEAP, PRINT
+from gpud.compiler.abi.reserved_names import ARENA, HEAP, OWN_VARIABLES, PRINT
 from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.passes.flatten import flatten_module
@@ -77,7 +77,7 @@ def _room(variables: list[Variable]) -> str:
                      for name in (ARENA, HEAP) if name in names)  # fmt: skip
     for one in variables:
         size = size_and_align(one)[0]
-        if one.name not in (ARENA, HEAP) and size:
+        if one.name not in OWN_VARIABLES and size:
             ranges += _within(
                 f"mov.u64 %base, {one.name};\n    cvta.{one.space}.u64 %base, %base;\n"
                 f"    mov.u64 %size, {size};"

@@ -72,14 +72,17 @@ class AllowedMemory:
     """The memory besides the arena that is legal for the accesses of a module.
 
     ``windows`` are those to which the module makes generic addresses; ``parameters`` is the window
-    of kernel parameters, for reads, if it makes such addresses. ``variables`` and ``constants``
-    are its addressed variables; ``known`` are the declarations of all of its variables.
+    of kernel parameters, for reads, if it makes such addresses. ``variables`` are the memory that
+    it has in its own ways, ``table`` its addressed variables: the first ``writable`` are legal for
+    all accesses, those behind them for generic reads. ``known`` are the declarations of all of its
+    variables.
     """
 
     windows: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     variables: tuple[Range, ...] = ()
-    constants: tuple[Range, ...] = ()
+    table: tuple[Range, ...] = ()
+    writable: int = 0
     known: Mapping[str, Sequence[Variable]] = field(default_factory=dict)
 
     def variable(self, name: str) -> tuple[Range, int] | None:
@@ -113,6 +116,7 @@ class AccessCheck:
     guard: Guard | None
     windows: tuple[str, ...]
     variables: tuple[Range, ...]
+    table: int
     making: Materializer | None = None
     through: int | None = None
     condition: Materializer | None = None
@@ -157,8 +161,6 @@ class _Finder:
         own = [s for s in declarations(function.body or ()) if isinstance(s, Variable)]
         self._hidden = {p.name for p in (*function.parameters, *function.returns)}
         self._hidden |= {variable.name for variable in own}
-        self._visible = tuple(r for r in allowed.variables if r.name not in self._hidden)
-        self._constants = tuple(r for r in allowed.constants if r.name not in self._hidden)
 
     def add(self, position: int, ins: Instruction, access: Access) -> None:
         """Add the checks for one access of ``ins``."""
@@ -200,6 +202,7 @@ class _Finder:
                 ins.guard,
                 self._windows(access),
                 self._variables(access, base),
+                self._table(access),
                 making,
                 access.operand if making is not None else None,
                 condition,
@@ -247,7 +250,9 @@ class _Finder:
         a copy that begins in one legal range and ends in another is not legal.
         """
         address = ins.operands[access.operand]
-        elsewhere = any(r.name != GRID_SYNC for r in self._visible)
+        elsewhere = self._allowed.writable or any(
+            r.name != GRID_SYNC for r in self._allowed.variables
+        )
         if not isinstance(size, Register) or elsewhere or not isinstance(address, Address):
             raise unsupported_access(ins)
         base, unit = address.base, access.align
@@ -266,6 +271,7 @@ class _Finder:
                     ins.guard,
                     (),
                     (),
+                    0,
                     making,
                     None,
                     condition,
@@ -278,14 +284,17 @@ class _Finder:
         return self._allowed.windows + (() if access.writes else self._allowed.parameters)
 
     def _variables(self, access: Access, base: object) -> tuple[Range, ...]:
-        variables = self._visible
-        if access.generic and not access.writes:
-            variables += self._constants
+        variables = self._allowed.variables
         if isinstance(base, Symbol) and base.name not in self._hidden:
             known = self._allowed.variable(base.name)
-            if known is not None and known[0] not in variables and _may_hold(known[0], access):
+            if known is not None and _may_hold(known[0], access):
                 variables += (known[0],)
         return variables
+
+    def _table(self, access: Access) -> int:
+        """Return how many of the addressed variables are legal."""
+        reads = access.generic and not access.writes
+        return len(self._allowed.table) if reads else self._allowed.writable
 
     def _is_inside(self, ins: Instruction, access: Access) -> bool:
         """Return whether the access always lies, aligned, in the variable that it names."""

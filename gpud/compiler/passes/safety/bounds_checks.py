@@ -26,13 +26,13 @@ Source: docs/explanation/decisions.md, "Addresses are checked, not masked".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.fault_sites import SiteTable
-from gpud.compiler.abi.reserved_names import ARENA, GRID_SYNC, HEAP
+from gpud.compiler.abi.reserved_names import ARENA, GRID_SYNC, HEAP, RANGES
 from gpud.compiler.analysis.bodies import ends_in_terminator
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary, summarize
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
@@ -63,6 +63,7 @@ from gpud.compiler.ptx.model import (
     Register,
     Statement,
     Variable,
+    immediate,
     opcode,
 )
 from gpud.errors import KernelRejected
@@ -94,7 +95,8 @@ def pass_bounds_checks(module: Module, plan: Mapping[str, Decision], sites: Site
     if _HEAP_RANGE in allowed.variables:
         arena.append(Variable("const", "b64", HEAP, (2,), align=16))
     items: list[Function | Variable | Directive] = [*arena]
-    for item in _variables_first(module.items):
+    table = [_table(allowed.table)] if allowed.table else []
+    for item in _variables_first(module.items, table):
         if isinstance(item, Function) and item.body is not None and item.name in reached:
             items.append(_checked(call_graph.uses[item.name], call_graph, allowed, sites))
         else:
@@ -138,7 +140,7 @@ def _checked(
     cold: list[Statement] = []
     for number, one in enumerate(placed):
         first = one.first
-        check, before = _check_of(number, one)
+        check, before = _check_of(number, one, allowed)
         for statement in before:
             statement.line = first.line
         if first.through is not None:
@@ -157,7 +159,8 @@ def _checked(
     if not ends_in_terminator(made):
         made.append(Instruction(opcode("ret")))
     rows = any(one.first.rows > 1 for one in placed)
-    body = [*declarations(len(placed), rows=rows), *made, *cold]
+    known = declarations(len(placed), rows=rows, table=bool(allowed.table))
+    body = [*known, *made, *cold]
     checked = replace(function, body=with_job(body) if _GRID_RANGE in allowed.variables else body)
     return call_graph.extend(function, checked, _uses_of_checks())
 
@@ -167,15 +170,16 @@ def _uses_of_checks() -> FunctionSummary:
     """Return what bounds checks of any kind use."""
     member = Member(1, 2, 2, 0)
     variables = _HEAP_RANGE, _GRID_RANGE, Range("", "global", 2), Range("", "const", 2)
-    everything = BoundsCheck(
-        0, JOB_REGISTER, (member,), None, ("shared", "local", "param"), variables, rows=2
-    )
+    windows = ("shared", "local", "param")
+    everything = BoundsCheck(0, JOB_REGISTER, (member,), None, windows, variables, rows=2, table=1)
     hot, cold = emit(everything)
     # The cold part goes back to the hot one, but nothing goes from there to it again.
     return replace(summarize([*hot, *cold]), may_cycle=False)
 
 
-def _check_of(number: int, one: PlacedCheck) -> tuple[BoundsCheck, list[Statement]]:
+def _check_of(
+    number: int, one: PlacedCheck, allowed: AllowedMemory
+) -> tuple[BoundsCheck, list[Statement]]:
     """Return the bounds check, and the statements that must precede it."""
     first = one.first
     register, guard = first.register, first.guard
@@ -191,8 +195,13 @@ def _check_of(number: int, one: PlacedCheck) -> tuple[BoundsCheck, list[Statemen
     assert register is not None
     least = min(member.span for member in one.members)
     variables = tuple(r for r in first.variables if r.size >= least or r == _HEAP_RANGE)
+    table = first.table
+    while table and allowed.table[table - 1].size < least:
+        table -= 1
     members = tuple(one.members)
-    check = BoundsCheck(number, register, members, guard, first.windows, variables, first.rows)
+    check = BoundsCheck(
+        number, register, members, guard, first.windows, variables, first.rows, table
+    )
     return check, before
 
 
@@ -230,7 +239,8 @@ def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
             spaces.update(op.modifiers[0].partition("::")[0] for op in makes)
     addressed = [name for name in known if name in call_graph.named]
     ranges = [declared_range(known[name])[0] for name in addressed]
-    constants = [r for r in ranges if r.space == "const"]
+    writable = [r for r in ranges if r.space == "global" and r.size]
+    constants = [r for r in ranges if r.space == "const" and r.size and "const" in spaces]
     shared = "shared::cluster" if cluster else "shared"
     windows = [shared] if "shared" in spaces else []
     windows += ["local"] if "local" in spaces else []
@@ -238,13 +248,21 @@ def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
         tuple(windows),
         ("param",) if "param" in spaces else (),
         (
-            *(r for r in ranges if r.space == "global" and r.size),
             *([_HEAP_RANGE] if allocates else []),
             *([_GRID_RANGE] if syncs_grid else []),
         ),
-        tuple(constants) if "const" in spaces else (),
+        (*writable, *constants),
+        len(writable),
         known,
     )
+
+
+def _table(ranges: Sequence[Range]) -> Variable:
+    """Return the variable with their addresses and sizes."""
+    values: list[InitialValue] = []
+    for one in ranges:
+        values += [Initializer(one.name, generic=one.space == "const"), immediate(one.size)]
+    return Variable("global", "u64", RANGES, (len(values),), init=tuple(values), align=16)
 
 
 def _leaves(value: InitialValue | None) -> Iterator[Initializer]:
@@ -256,18 +274,29 @@ def _leaves(value: InitialValue | None) -> Iterator[Initializer]:
 
 
 def _variables_first(
-    items: list[Function | Variable | Directive],
+    items: Sequence[Function | Variable | Directive], table: Sequence[Variable]
 ) -> list[Function | Variable | Directive]:
-    """Return ``items`` with all variables before the functions, whose checks name them."""
+    """Return ``items`` with all variables, then ``table``, before the code, whose checks name them.
+
+    Between them stand declarations of the functions that variables behind these are set to.
+    """
+    functions = {item.name: item for item in reversed(items) if isinstance(item, Function)}
     first = next((n for n, item in enumerate(items) if isinstance(item, Function)), len(items))
     late = [
         item
         for item in items[first:]
-        if isinstance(item, Variable)
-        and item.space in ("global", "const")
-        and next(_leaves(item.init), None) is None
+        if isinstance(item, Variable) and item.space in ("global", "const")
     ]
-    if not late:
-        return items
     moved = set(map(id, late))
-    return [*items[:first], *late, *(item for item in items[first:] if id(item) not in moved)]
+    named = {id(one): [leaf.name for leaf in _leaves(one.init)] for one in late}
+    plain = [one for one in late if functions.keys().isdisjoint(named[id(one)])]
+    naming = [one for one in late if not functions.keys().isdisjoint(named[id(one)])]
+    declared = dict.fromkeys(name for one in naming for name in named[id(one)] if name in functions)
+    return [
+        *items[:first],
+        *plain,
+        *(replace(functions[name], body=None) for name in declared),
+        *naming,
+        *table,
+        *(item for item in items[first:] if id(item) not in moved),
+    ]

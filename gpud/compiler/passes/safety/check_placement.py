@@ -94,7 +94,7 @@ def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedCheck]:
         if one.covered:
             continue
         check = one.check
-        key = (one.origin, one.condition, one.stretch, check.windows, check.variables)
+        key = (one.origin, one.condition, one.stretch, check.windows, check.variables, check.table)
         group = last.get(key)
         if group is None or not group.takes(one):
             last[key] = group = _Group(one)

@@ -38,8 +38,8 @@ __all__ = ["NO_FACTS", "BlockValues", "Event", "Fact", "Facts", "NumberedCheck",
 Value = tuple[str | int, int]
 """A register's value: its origin (an entry value's register, or a number) and its distance."""
 
-Legal = tuple[tuple[str, ...], tuple[Range, ...]]
-"""The windows and variables that are legal for an access."""
+Legal = tuple[tuple[str, ...], tuple[Range, ...], int]
+"""The windows and variables that are legal for an access, and how much of the table."""
 
 Condition = tuple[str, int, bool] | None
 """A guard: its register, how often the block has written that register so far, and negation."""
@@ -79,7 +79,7 @@ class NumberedCheck:
     def fact(self) -> Fact:
         """The fact that holds after the access."""
         member = self.check.member
-        legal = (self.check.windows, self.check.variables)
+        legal = (self.check.windows, self.check.variables, self.check.table)
         return Fact(self.origin, self.low, member.span, member.align, self.condition, legal)
 
 
@@ -269,5 +269,7 @@ def _covers(fact: Fact, check: AccessCheck, low: int, condition: Condition) -> b
         return False
     if fact.condition is not None and fact.condition != condition:
         return False
-    windows, variables = fact.legal
+    windows, variables, table = fact.legal
+    if table > check.table:
+        return False
     return set(windows) <= set(check.windows) and set(variables) <= set(check.variables)

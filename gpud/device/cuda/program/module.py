@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from gpud.compiler.abi.reserved_names import ARENA, HEAP, PRINT
+from gpud.compiler.abi.reserved_names import ARENA, HEAP, OWN_VARIABLES, PRINT
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.dump_folder import DumpFolder
@@ -190,7 +190,7 @@ class CUDAModule:
             if isinstance(item, ptx.Variable) and item.space in _SPACES and item.linkage != "extern"
         ]
         self.sizes = {one.name: size_and_align(one)[0] for one in variables}
-        own = {name for name in (ARENA, HEAP) if self.sizes.pop(name, None) is not None}
+        own = {name for name in OWN_VARIABLES if self.sizes.pop(name, None) is not None}
         heap = _NOTHING if arena is not None else _EVERYTHING
         if HEAP in own and arena is not None and blocks is not None:
             program = with_own_heap(program)

@@ -5,6 +5,7 @@ Separate from code generation, since the loader of compiled code needs only this
 
 from __future__ import annotations
 
+from gpud.compiler.abi.reserved_names import RANGES
 from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import ModuleLayout
@@ -14,7 +15,8 @@ __all__ = ["addressed_functions", "layout_module"]
 
 def layout_module(module: ptx.Module) -> ModuleLayout:
     """Place a flattened module's ``.const`` and ``.global`` variables; number its functions."""
-    variables = [i for i in module.items if isinstance(i, ptx.Variable)]
+    # What bounds checks search on a GPU is not needed: here a check is one instruction.
+    variables = [i for i in module.items if isinstance(i, ptx.Variable) and i.name != RANGES]
     for function in module.functions():
         variables += [s for s in function.body or () if isinstance(s, ptx.Variable)]
     layout = ModuleLayout()

@@ -62,7 +62,7 @@ def allowed(check: bounds_checks.BoundsCheck) -> tuple[str, ...]:
     windows = [_WINDOWS[window] for window in check.windows]
     if "thread" in windows:
         origins.append("thread")
-    if names - {GRID_SYNC, HEAP}:
+    if check.table or names - {GRID_SYNC, HEAP}:
         origins.append("data")
     return (*origins, *(origin for origin in windows if origin != "thread"))
 
