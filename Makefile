@@ -96,7 +96,7 @@ lint: install
 
 types: install
 	$(BIN)/mypy $(SOURCES)
-	MYPYPATH=$(RAY) $(BIN)/mypy $(RAY)
+	MYPYPATH=$(RAY):$(RAY)/bench $(BIN)/mypy $(RAY)
 
 format: install ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES) $(RAY)

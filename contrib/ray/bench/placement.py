@@ -1,9 +1,9 @@
 """Show 1: items on four unequal nodes, by idle rates and by what people do without; in virtual
 time.
 
-Three tables: how well each reading predicts the throughput that items then reach; makespan (all
-items at once) and time of an item (they come one by one, at 70 % load) of each way to place them;
-and the herd: the same without counting items that were placed since the last heartbeat.
+Two tables: how well each reading of F predicts the throughput that items then reach; and makespan
+(all items at once) and time of an item (they come one by one, at 70 % load) of each way to place
+them. All with the default settings.
 
 Run it: .venv-ray/bin/python contrib/ray/bench/placement.py [--items 2000] [--seeds 3]
 [--only NAME] [--json FILE]
@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from gpud_ray.placement.comparison import BASELINES, predictions, run_baseline, run_idle_rate
-from gpud_ray.placement.idle_rate import READINGS, Reading
+from placing.comparison import BASELINES, predictions, run_baseline, run_idle_rate
+
 from gpud_ray.placement.settings import Settings
 
 LOAD = 0.7
@@ -53,20 +52,11 @@ def predicted(count: int, seeds: int) -> dict[str, float]:
 
 
 def placed(count: int, seeds: int, only: str) -> dict[str, dict[str, float]]:
-    at_once = Settings(in_flight_per_gpu=0)
-    ways: dict[str, Callable[[int, float | None], dict[str, float]]] = {}
-    for reading in READINGS:
-        name = f"idle rate {reading.warp}-{reading.memory}-{reading.combine}-{reading.cores}"
-        ways[name] = _idle_rate(replace(at_once, reading=reading), count)
-    default = Settings()
-    ways["idle rate, default, items wait at the head"] = _idle_rate(default, count)
-    literal = replace(default, reading=replace(Reading(), cores="idle"))
-    ways["idle rate, default but literal, items wait at the head"] = _idle_rate(literal, count)
-    mean_of_gpus = replace(default, reading=replace(Reading(), node="mean"))
-    ways["idle rate, default, mean of a node's GPUs"] = _idle_rate(mean_of_gpus, count)
-    ways["idle rate, default, unseen items not counted"] = _idle_rate(
-        replace(at_once, count_unseen=False), count
-    )
+    ways: dict[str, Callable[[int, float | None], dict[str, float]]] = {
+        "idle rate": _idle_rate(Settings(), count),
+        "idle rate, unused bandwidth": _idle_rate(Settings(memory="bandwidth"), count),
+        "idle rate, all given out at once": _idle_rate(Settings(in_flight_per_gpu=0), count),
+    }
     for name in BASELINES:
         ways[name] = partial(_baseline, name, count)
     print(f"\n{count} items, mean of {seeds} seeds: all at once | one by one at {LOAD:.0%} load\n")

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from gpud_ray.client import local_session, status, submit
     from gpud_ray.errors import Attempt, ItemFailed, NoCluster, Report
     from gpud_ray.items import InOut, KernelCall, Out
-    from gpud_ray.placement.idle_rate import Reading
     from gpud_ray.placement.settings import Settings
 
 _HOMES = {
     "gpud_ray.client": ("local_session", "status", "submit"),
     "gpud_ray.errors": ("Attempt", "ItemFailed", "NoCluster", "Report"),
     "gpud_ray.items": ("InOut", "KernelCall", "Out"),
-    "gpud_ray.placement.idle_rate": ("Reading",),
     "gpud_ray.placement.settings": ("Settings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -40,7 +38,6 @@ __all__ = [
     "KernelCall",
     "NoCluster",
     "Out",
-    "Reading",
     "Report",
     "Settings",
     "__version__",

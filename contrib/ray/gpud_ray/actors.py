@@ -15,6 +15,7 @@ __all__ = [
     "agent_name",
     "find_agent",
     "find_head",
+    "node_named",
 ]
 
 NAMESPACE = "gpud"
@@ -50,3 +51,15 @@ def find_agent(node: str) -> Any:
         return ray.get_actor(agent_name(node), namespace=NAMESPACE)
     except ValueError:
         raise NoCluster(f"node {node} has no agent of gpud-ray: run `gpud-ray up` on it") from None
+
+
+def node_named(name: str) -> str:
+    """Return Ray's id of the node that was started with a name.
+
+    Raises:
+        NoCluster: there is none.
+    """
+    for row in ray.nodes():
+        if row["Alive"] and row["NodeName"] == name:
+            return str(row["NodeID"])
+    raise NoCluster(f"Ray has no node {name}")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from gpud_ray.placement.head_state import (
     Placed,
     Refused,
 )
+from gpud_ray.placement.idle_rate import gpu_idle_rate
 from gpud_ray.placement.settings import Settings
 
 __all__ = ["Answer", "AwakeClock", "Head"]
@@ -110,8 +112,9 @@ class Head:
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "uptime_s": time.time() - self._started_s,
-            "reading": state.settings.reading.name,
+            "memory": state.settings.memory,
             "waiting": len(state.waiting),
+            "waits_for": dict(Counter(state.waits_for(one.ask) for one in state.waiting.values())),
             "counts": dict(state.counts),
             "held_up_s": self._clock.held_up_s,
             "lost": dict(state.lost),
@@ -122,12 +125,17 @@ class Head:
                     "state": (
                         "stale" if state.stale(node, now_s)
                         else "client" if not node.beat.serves
-                        else "ready" if node.beat.gpus else "no gpud"
+                        else "no gpud" if not node.beat.gpus
+                        else "paused" if all(gpu.paused for gpu in node.beat.gpus) else "ready"
                     ),
                     "beat_age_s": now_s - node.at_s,
                     "idle_rate": state.rate(node),
                     "items": node.in_flight,
                     "gpus": len(node.beat.gpus),
+                    "inputs": [
+                        {**asdict(gpu), "idle_rate": gpu_idle_rate(gpu, state.settings.memory)}
+                        for gpu in node.beat.gpus
+                    ],
                     "sms": sum(gpu.sms for gpu in node.beat.gpus),
                     "idle_sms": sum(gpu.sms * gpu.idle_cores for gpu in node.beat.gpus),
                     "memory_bytes": sum(gpu.memory_bytes for gpu in node.beat.gpus),

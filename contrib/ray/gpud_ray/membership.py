@@ -72,7 +72,8 @@ class Membership:
         if wanted != self._requested:
             from ray.autoscaler.sdk import request_resources
 
-            largest = max((ask.memory_bytes for ask, _ in self._state.waiting.values()), default=0)
+            asks = [one.ask for one in self._state.waiting.values()]
+            largest = max((ask.memory_bytes for ask in asks), default=0)
             bundle = {"gpud_sms": 1.0, **({"gpud_memory": largest} if largest else {})}
             await asyncio.to_thread(request_resources, bundles=[bundle] * wanted)
             self._requested = wanted

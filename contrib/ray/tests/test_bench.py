@@ -40,6 +40,6 @@ def test_placement_is_compared(
     main: Any = runpy.run_path(str(BENCH / "placement.py"))["main"]
     main()
     printed = capsys.readouterr().out
-    assert "unseen items not counted" in printed
+    assert "all given out at once" in printed
     assert "Ray's default" in printed
     assert table.exists()

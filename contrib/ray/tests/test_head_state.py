@@ -17,8 +17,7 @@ GIB = 1 << 30
 
 
 def head(*assignments: str, now_s: float = -1_000) -> HeadState:
-    plain = ["in_flight_per_gpu=0", "combine=sum", "memory=bandwidth"]
-    return HeadState(Settings().changed([*plain, *assignments]), now_s)
+    return HeadState(Settings().changed(["in_flight_per_gpu=0", *assignments]), now_s)
 
 
 def place(state: HeadState, count: int, now_s: float = 0, **fields: Any) -> Counter[str]:
@@ -38,26 +37,21 @@ def test_an_item_goes_to_the_most_idle_node(nodes: Any) -> None:
     assert place(state, 1) == {"idle": 1}
 
 
-def test_without_a_count_of_the_unseen_all_items_herd_to_one_node(nodes: Any) -> None:
-    figures = {"three times": 3.0, "twice": 2.0, "once": 1.0}
-    for counts, expected in (
-        ("false", {"three times": 600}),
-        # In proportion to the rates, as D'Hondt's method gives seats.
-        ("true", {"three times": 300, "twice": 200, "once": 100}),
-    ):
-        state = head(f"count_unseen={counts}", "cores=idle")
-        for name, factor in figures.items():
-            gpu = nodes.gpu(core_clock_mhz=1_000 * factor, memory_clock_mhz=1_000 * factor)
-            state.beat(nodes.beat(name, gpu), 0)
-        placed = place(state, 600)
-        assert set(placed) == set(expected)
-        assert all(abs(placed[name] - count) <= 1 for name, count in expected.items())
+def test_items_between_two_heartbeats_are_given_out_in_proportion(nodes: Any) -> None:
+    state = head()
+    for name, factor in {"three times": 3.0, "twice": 2.0, "once": 1.0}.items():
+        state.beat(nodes.beat(name, nodes.gpu(core_clock_mhz=1_000 * factor)), 0)
+    # As D'Hondt's method gives seats.
+    expected = {"three times": 300, "twice": 200, "once": 100}
+    placed = place(state, 600)
+    assert set(placed) == set(expected)
+    assert all(abs(placed[name] - count) <= 1 for name, count in expected.items())
 
 
 def test_ties_are_counted_and_shared_out_by_items_in_flight(nodes: Any) -> None:
-    state = head("cores=idle")
+    state = head()
     for name in "abcd":
-        state.beat(nodes.beat(name, nodes.gpu(idle_cores=0, idle_bandwidth=0)), 0)  # all F are 0
+        state.beat(nodes.beat(name, nodes.gpu(memory_free_bytes=0)), 0)  # all F are 0
     assert place(state, 40) == dict.fromkeys("abcd", 10)
     assert state.counts["ties"] == 40
 
@@ -70,7 +64,7 @@ def test_a_tie_goes_to_the_node_that_has_the_data(nodes: Any) -> None:
 
 
 def test_items_that_a_heartbeat_knows_are_not_counted_twice(nodes: Any) -> None:
-    state = head("cores=idle")
+    state = head()
     state.beat(nodes.beat("a"), 0)
     state.beat(nodes.beat("b"), 0)
     (first,) = state.ask(Ask("x", "a"), 0)
@@ -187,20 +181,53 @@ def test_an_item_whose_node_failed_goes_elsewhere_or_back_if_there_is_no_other(n
     assert state.ask(Ask("x", "a", not_on=frozenset("ab")), 0) == [Placed("x", "a")]
 
 
-def test_an_item_waits_at_most_its_time_and_then_says_for_what(nodes: Any) -> None:
-    state = head("place_wait_s=5")
+def test_an_item_that_no_node_could_take_is_refused_after_its_time(nodes: Any) -> None:
+    state = head("place_wait_s=5", "missed_beats=1000")
     assert state.ask(Ask("x", "a"), 0) == []
     assert state.tick(5) == []
     (refused,) = state.tick(5.1)
     assert isinstance(refused, Refused)
-    assert "no node has reported" in refused.reason
+    assert "none has reported" in refused.reason
     assert state.waiting == {}
+    # Its time begins when the last node that could have taken it has gone.
     state.beat(nodes.beat("a", nodes.gpu(memory_free_bytes=0)), 10)
-    state.ask(Ask("y", "a", GIB), 10)
-    state.beat(nodes.beat("a", nodes.gpu(memory_free_bytes=0)), 15)
-    (refused,) = state.tick(15.1)
-    assert isinstance(refused, Refused)
-    assert "no node had room" in refused.reason
+    assert state.ask(Ask("y", "a", GIB), 10) == []
+    assert state.tick(100) == []
+    state.lose("a", "it was taken out")
+    assert state.tick(101) == []
+    assert state.tick(106) == []
+    assert [one.item for one in state.tick(106.1) if isinstance(one, Refused)] == ["y"]
+
+
+def test_an_item_waits_without_limit_for_room_on_a_node_that_is_there(nodes: Any) -> None:
+    state = head("in_flight_per_gpu=1", "missed_beats=1000000000")
+    state.beat(nodes.beat("a", nodes.gpu(memory_free_bytes=4 * GIB)), 0)
+    state.ask(Ask("runs", "a"), 0)
+    for item, size in (("turn", GIB), ("behind", GIB), ("large", 6 * GIB)):
+        assert state.ask(Ask(item, "a", size), 0) == []
+    assert state.tick(1e6) == []
+    assert "in_flight_per_gpu" in state.waits_for(state.waiting["turn"].ask)
+    ended = nodes.beat("a", nodes.gpu(memory_free_bytes=4 * GIB), arrived=("runs",),
+                       ended=("runs",))  # fmt: skip
+    assert state.beat(ended, 1e6) == [Placed("turn", "a")]
+    full = nodes.beat("b", nodes.gpu(memory_free_bytes=0))
+    assert state.beat(full, 1e6) == []
+    assert f"{6 * GIB:,} bytes of free memory" in state.waits_for(state.waiting["large"].ask)
+    assert state.tick(2e6) == []
+
+    state.settings = state.settings.changed(["room_wait_s=5"])
+    refused = state.tick(2e6)
+    assert [one.item for one in refused if isinstance(one, Refused)] == ["behind", "large"]
+    assert all("room_wait_s" in one.reason for one in refused if isinstance(one, Refused))
+
+
+def test_a_paused_gpu_gets_nothing_and_its_items_wait(nodes: Any) -> None:
+    state = head("place_wait_s=5", "missed_beats=1000")
+    state.beat(nodes.beat("a", nodes.gpu(paused=True)), 0)
+    assert state.ask(Ask("x", "a", GIB), 0) == []
+    assert state.tick(100) == []
+    assert "paused" in state.waits_for(state.waiting["x"].ask)
+    assert state.beat(nodes.beat("a"), 100) == [Placed("x", "a")]
 
 
 def test_items_wait_at_the_head_while_nodes_have_enough(nodes: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def gpud_ray(tmp_path: Path) -> Any:
             "import gpud_ray.cli; raise SystemExit(gpud_ray.cli.main())",
         ]
         return subprocess.run(
-            [*command, *arguments], env=environment, capture_output=True, text=True, timeout=100,
+            [*command, *arguments], env=environment, capture_output=True, text=True, timeout=200,
             check=False,
         )  # fmt: skip
 
@@ -76,9 +77,42 @@ def test_a_machine_becomes_a_node_runs_items_and_is_taken_out(
     down = gpud_ray("down")
     assert down.returncode == 0, down.stderr
     assert "no node" in down.stdout
-    gone = gpud_ray("down")
-    assert gone.returncode == 3
-    assert "gpud-ray up" in gone.stderr
+    for command in ("down", "status"):
+        gone = gpud_ray(command)
+        assert gone.returncode == 3
+        assert "gpud-ray up" in gone.stderr
+
+
+def test_two_nodes_to_try_out_of_which_nothing_is_left_however_they_end(
+    gpud_ray: Any, tmp_path: Path
+) -> None:
+    tried = gpud_ray("try", "2", "--device", "cpu:1", "--port", str(free_port()))
+    assert tried.returncode == 0, tried.stderr
+    nodes = json.loads(gpud_ray("status", "--json").stdout)["nodes"]
+    assert [(row["state"], row["sms"]) for row in nodes] == [("ready", 1)] * 2
+    why = gpud_ray("status", "--why").stdout
+    assert "memory MHz" in why
+    assert why.count("CPU device") == 2
+
+    files = [json.loads(file.read_text()) for file in tmp_path.glob("gpud-ray-*.json")]
+    assert len(files) == 2
+    # The keeper and Ray's daemons are killed: nobody is left who would end the rest.
+    os.kill(files[0]["pid"], signal.SIGKILL)
+    for process in Path("/proc").glob("[0-9]*"):
+        if group(process) == files[0]["pid"] and "raylet" in (process / "comm").read_text():
+            os.kill(int(process.name), signal.SIGKILL)
+    down = gpud_ray("down")
+    assert down.returncode == 0, down.stderr
+    groups = {group(process) for process in Path("/proc").glob("[0-9]*")}
+    assert not groups & {one["pid"] for one in files}
+    assert list(tmp_path.glob("gpud-ray-*.json")) == []
+
+
+def group(process: Path) -> int | None:
+    try:
+        return os.getpgid(int(process.name))
+    except ProcessLookupError:
+        return None
 
 
 @pytest.mark.parametrize(

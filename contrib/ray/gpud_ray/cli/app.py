@@ -9,7 +9,6 @@ import typer
 
 from gpud_ray import __version__
 from gpud_ray.cli import nodes, submit
-from gpud_ray.cli.compare import compare
 from gpud_ray.cli.run_set import make_set, run_set
 
 __all__ = ["COMMANDS", "app"]
@@ -44,10 +43,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run-set": run_set,
     "make-set": make_set,
     "up": nodes.up,
+    "try": nodes.try_out,
     "down": nodes.down,
     "status": nodes.status,
     "submit": submit.submit,
-    "compare": compare,
 }
 
 for _name, _command in COMMANDS.items():

@@ -125,6 +125,7 @@ class NodeAgent:
             # This call may be a repetition of one that the agent's last life had begun.
             attempts.append(Attempt(self._node, "the agent of its own node was restarted", True))
         not_on: set[str] = set()
+        in_vain_s: float | None = None  # since when nodes had no room without having other items
         await self._measure(item)
         begin = time.monotonic()
         while True:
@@ -146,9 +147,12 @@ class NodeAgent:
                 raise _failure(item, outcome.reason, outcome.cause, attempts)
             not_on.add(placed.node)
             if isinstance(outcome, NoRoom):
-                if time.monotonic() - begin > self._beats.settings.place_wait_s:
+                now_s, settings = time.monotonic(), self._beats.settings
+                in_vain_s = None if not outcome.alone else now_s if in_vain_s is None else in_vain_s
+                vain = in_vain_s is not None and now_s - in_vain_s > settings.place_wait_s
+                if vain or 0 < settings.room_wait_s < now_s - begin:
                     raise _failure(item, outcome.reason, "out-of-memory", attempts)
-                await asyncio.sleep(self._beats.settings.period_s)
+                await asyncio.sleep(settings.period_s)
                 continue
             attempts.append(Attempt(placed.node, outcome.reason, outcome.may_have_run))
             self._counts["again"] += 1
@@ -247,7 +251,8 @@ class NodeAgent:
                 fetched = replace(item.call, args=await _fetched(item.call.args))
             except RayError as error:
                 return Failed(f"its data is lost: {error}", "data-lost", may_have_run=False)
-            return await self._daemon.run(replace(item, call=fetched), device)
+            others = len(self._beats.items) > 1
+            return await self._daemon.run(replace(item, call=fetched), device, alone=not others)
         finally:
             self._beats.give_up(item.id)
             self._counts["ran"] += 1
@@ -257,7 +262,9 @@ class NodeAgent:
         unread = Counter(one.device for one in self._beats.items.values() if one.unread)
         best: tuple[bool, float, int] | None = None
         for gpu in self._beats.gpus:
-            rate = gpu_idle_rate(gpu, self._beats.settings.reading, unseen=unread[gpu.index])
+            if gpu.paused:
+                continue
+            rate = gpu_idle_rate(gpu, self._beats.settings.memory, unseen=unread[gpu.index])
             fits = gpu.memory_free_bytes >= item.memory_bytes
             if best is None or (fits, rate) > best[:2]:
                 best = fits, rate, gpu.index

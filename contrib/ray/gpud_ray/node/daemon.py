@@ -69,8 +69,8 @@ class NodeDaemon:
             return ()
         return self._figures.read(status["devices"], reserved)
 
-    async def run(self, item: Item, device: int) -> Outcome:
-        """Run an item on a device, and say how that ended."""
+    async def run(self, item: Item, device: int, *, alone: bool) -> Outcome:
+        """Run an item on a device, and say how that ended; ``alone``: the node has no other."""
         begin = time.monotonic()
         session, began = self._session, False
         if session is None:
@@ -94,7 +94,7 @@ class NodeDaemon:
         except DeviceLost as error:
             return NodeFault(f"the node's device was lost: {error}", may_have_run=began)
         except gc.OutOfMemory as error:
-            return NoRoom(str(error))
+            return NoRoom(str(error), alone)
         except GpudError as error:
             return Failed(str(error), error.code, may_have_run=began)
         except (TypeError, ValueError) as error:

@@ -2,8 +2,9 @@
 
 A GPU's cores of an SM and warps of an SM follow from its compute capability. Clocks, bus width and
 the use of the memory's bandwidth come from NVML if its bindings are installed; gpud's status has
-the rest. Without NVML the clocks are those of a common GPU, so that nodes are compared by their
-SMs.
+the rest. Clocks are the highest that the card has, not those of the moment: an idle GPU clocks down
+to a tenth, so that with the present ones F would choose the busy one. Without NVML the clocks are
+those of a common GPU, so that nodes are compared by their SMs.
 
 A CPU device has no such figures, so it has equivalents, which mean the same in the formula:
 
@@ -62,7 +63,7 @@ class GPUFigures:
         """
         readings = []
         for row in devices:
-            if row.get("state") == "ready" and not row.get("paused"):
+            if row.get("state") == "ready":
                 readings.append(self._reading(row, reserved.get(int(row["index"]), 0)))
         return tuple(readings)
 
@@ -78,9 +79,9 @@ class GPUFigures:
             idle_cores=min(max(1 - float(row["allocated_sms"]) / sms, 0.0), 1.0),
             memory_bytes=memory,
             memory_free_bytes=min(max(free, 0), memory),
-            warp_threads=_WARP,
             warps_per_sm=threads // _WARP,
             jobs=int(row.get("jobs") or 0),
+            paused=bool(row.get("paused")),
             **figures,
         )
 
@@ -97,9 +98,9 @@ class GPUFigures:
     def _cuda(self, row: Mapping[str, Any]) -> dict[str, Any]:
         cores = FIGURES_OF_CAPABILITY.get(int(row.get("capability") or 0), (128, 2048))[0]
         index = str(row.get("spec", "")).partition(":")[2]  # NVML counts GPUs as the option does
-        memory_mhz, bus, busy = _memory_figures(self._nvml, int(index or 0))
+        core_mhz, memory_mhz, bus, busy = _card_figures(self._nvml, int(index or 0))
         return {
-            "core_clock_mhz": float(row.get("gpu_sm_clock_mhz") or _COMMON_CORE_MHZ),
+            "core_clock_mhz": float(core_mhz or _COMMON_CORE_MHZ),
             "cores_per_sm": float(cores),
             "memory_clock_mhz": float(memory_mhz or _COMMON_MEMORY_MHZ),
             "bus_width_bits": float(bus or _COMMON_BUS_BITS),
@@ -150,13 +151,19 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _memory_figures(nvml: Any, index: int) -> tuple[int | None, int | None, int | None]:
-    """Return memory clock (MHz), bus width (bits) and use of the bandwidth (%), as far as known."""
+def _card_figures(nvml: Any, index: int) -> tuple[int | None, ...]:
+    """Return what NVML knows of a card; each is None if it does not.
+
+    Returns:
+        The highest clocks of its SMs and of its memory (MHz), its memory's bus width (bits), and
+        the use of the memory's bandwidth (%).
+    """
     if nvml is None:
-        return None, None, None
+        return None, None, None, None
     values: list[int | None] = []
     for ask, *arguments in (
-        (nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        (nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+        (nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
         (nvml.nvmlDeviceGetMemoryBusWidth,),
         (lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).memory,),
     ):
@@ -164,4 +171,4 @@ def _memory_figures(nvml: Any, index: int) -> tuple[int | None, int | None, int 
             values.append(int(ask(nvml.nvmlDeviceGetHandleByIndex(index), *arguments)))
         except nvml.NVMLError:
             values.append(None)
-    return values[0], values[1], values[2]
+    return tuple(values)

@@ -42,9 +42,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """The node's memory was full; nothing has run."""
+    """The node's memory was full; nothing has run.
+
+    Attributes:
+        reason: For people.
+        alone: Whether the node had no other item: then waiting for its items to end is vain, and
+            what holds the memory, or limits it, is somebody else's.
+    """
 
     reason: str
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)

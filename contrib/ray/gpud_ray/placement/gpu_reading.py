@@ -16,19 +16,19 @@ class GPUReading:
     Attributes:
         index: Among the devices of the node's gpud.
         name: The device's name.
-        core_clock_mhz: Present clock of the cores.
+        core_clock_mhz: Highest clock of the cores; an idle GPU clocks down, and up for an item.
         sms: How many SMs it has.
         cores_per_sm: Cores of an SM, which follow from the compute capability; of a CPU device,
             see `gpud_ray.node.gpu_figures`.
         idle_cores: The part of its capacity that no job has, 0 to 1.
-        memory_clock_mhz: Present clock of the memory.
+        memory_clock_mhz: Highest clock of the memory.
         bus_width_bits: Width of the memory's bus.
         idle_bandwidth: The part of the memory's bandwidth that is not used, 0 to 1; None: unknown.
         memory_bytes: What arrays may take in all.
         memory_free_bytes: What of it is free.
-        warp_threads: Threads of a warp.
         warps_per_sm: How many warps an SM can hold.
         jobs: How many jobs of any program it has.
+        paused: Whether it starts no job now: it gets no item until it goes on.
     """
 
     index: int
@@ -42,13 +42,13 @@ class GPUReading:
     idle_bandwidth: float | None
     memory_bytes: int
     memory_free_bytes: int
-    warp_threads: int = 32
     warps_per_sm: int = 64
     jobs: int = 0
+    paused: bool = False
 
     def __post_init__(self) -> None:
         for name in ("core_clock_mhz", "sms", "cores_per_sm", "memory_clock_mhz",
-                     "bus_width_bits", "warp_threads", "warps_per_sm"):  # fmt: skip
+                     "bus_width_bits", "warps_per_sm"):  # fmt: skip
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise InvalidArgument(f"a GPU's {name} is over 0, not {value!r}")

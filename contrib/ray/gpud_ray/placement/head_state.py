@@ -26,7 +26,8 @@ Properties (each has a test):
     * asking again for an item that is placed gives the same node, for as long as that node lives;
     * no GPU is given items that need more memory than it has free;
     * with equal events the decisions are equal;
-    * an item that waits is placed, refused, or forgotten: it is never kept beyond its time.
+    * an item waits for as long as a node that is there could take it some day (or for
+      `Settings.room_wait_s`); one that none could ever take is refused after its time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpud_ray.placement.gpu_reading import GPUReading
-from gpud_ray.placement.idle_rate import gpu_idle_rate, node_idle_rate
+from gpud_ray.placement.idle_rate import gpu_idle_rate
 from gpud_ray.placement.settings import Settings
 
 __all__ = ["Ask", "Beat", "Decision", "HeadState", "NodeLost", "Placed", "Refused"]
@@ -146,6 +147,15 @@ class Node:
         return len(self.items) + len(self.unseen)
 
 
+@dataclass(slots=True)
+class Waiting:
+    """An item that waits; ``hopeless_s``: since when no node could ever take it, if so."""
+
+    ask: Ask
+    since_s: float
+    hopeless_s: float | None = None
+
+
 class HeadState:
     """Nodes, items and what waits; see the module."""
 
@@ -153,7 +163,7 @@ class HeadState:
         self.settings = settings
         self._started_s = now_s
         self.nodes: dict[str, Node] = {}
-        self.waiting: dict[str, tuple[Ask, float]] = {}  # in the order in which they came
+        self.waiting: dict[str, Waiting] = {}  # in the order in which they came
         self.lost: dict[str, str] = {}  # nodes and why, for those that ask about their items
         self.counts = dict.fromkeys(
             ("beats", "beats_overtaken", "placed", "ties", "refused", "nodes_lost"), 0
@@ -197,7 +207,8 @@ class HeadState:
         behind = not ask.only_on and ask.memory_bytes >= self._least_waiting
         decision = self._refusal(ask, now_s) if behind else self._decide(ask, now_s)
         if decision is None:
-            self.waiting.setdefault(ask.item, (ask, now_s))
+            hopeless_s = None if self._could_ever(ask) else now_s
+            self.waiting.setdefault(ask.item, Waiting(ask, now_s, hopeless_s))
             if not ask.only_on:
                 self._least_waiting = min(self._least_waiting, ask.memory_bytes)
             return []
@@ -231,11 +242,11 @@ class HeadState:
                 if now_s - placed_s > _ARRIVES * self.settings.lost_s:
                     self._forget(item)
         decisions += self._place_waiting(now_s)
-        for ask, since_s in list(self.waiting.values()):
-            if now_s - since_s > self.settings.place_wait_s:
-                del self.waiting[ask.item]
+        for one in list(self.waiting.values()):
+            if (reason := self._expired(one, now_s)) is not None:
+                del self.waiting[one.ask.item]
                 self.counts["refused"] += 1
-                decisions.append(Refused(ask.item, self._why_waiting(ask, now_s - since_s)))
+                decisions.append(Refused(one.ask.item, reason))
         return decisions
 
     # -- what others look at
@@ -246,33 +257,60 @@ class HeadState:
 
     def rate(self, node: Node, memory_bytes: int = 0) -> float:
         """Return F of a node for an item that needs so much memory; 0 if no GPU has it."""
-        unseen = node.unseen if self.settings.count_unseen else {}
-        gpus = node.beat.gpus
-        share, more = divmod(len(unseen), len(gpus)) if gpus else (0, 0)
-        taken = sum(unseen.values())
-        rates = []
+        gpus, memory = node.beat.gpus, self.settings.memory
         # The node gives its items to its GPUs by the same rule, so they are spread over them.
-        for index, gpu in enumerate(gpus):
-            if gpu.memory_bytes < memory_bytes:
-                continue
-            mine = share + (index < more)
-            rates.append(
-                gpu_idle_rate(
-                    gpu, self.settings.reading, unseen=mine, taken=taken // max(len(gpus), 1)
-                )
-            )
-        return node_idle_rate(rates, self.settings.reading)
+        share, more = divmod(len(node.unseen), len(gpus)) if gpus else (0, 0)
+        taken = sum(node.unseen.values()) // max(len(gpus), 1)
+        return max(
+            (
+                gpu_idle_rate(gpu, memory, unseen=share + (index < more), taken=taken)
+                for index, gpu in enumerate(gpus)
+                if not gpu.paused and gpu.memory_bytes >= memory_bytes
+            ),
+            default=0.0,
+        )
 
     def has_room(self, node: Node, memory_bytes: int) -> bool:
         """Return whether a node may be given one item more, of so much memory."""
-        most = self.settings.in_flight_per_gpu * len(node.beat.gpus)
-        if not node.beat.gpus or (self.settings.in_flight_per_gpu and node.in_flight >= most):
+        if not self._has_turn(node):
             return False
         # In the worst case all unseen items are on the GPU that this one would need.
-        unseen = sum(node.unseen.values()) if self.settings.count_unseen else 0
-        return any(gpu.memory_free_bytes - unseen >= memory_bytes for gpu in node.beat.gpus)
+        unseen = sum(node.unseen.values())
+        return any(
+            gpu.memory_free_bytes - unseen >= memory_bytes
+            for gpu in node.beat.gpus
+            if not gpu.paused
+        )
+
+    def waits_for(self, ask: Ask) -> str:
+        """Say what keeps an item from being placed now, for people."""
+        able = self._able(ask)
+        if not able:
+            if ask.only_on:
+                return f"node {ask.only_on}, which has not reported"
+            return "a node: none has reported" if not self.nodes else "a node with a gpud"
+        if not any(node.beat.gpus for node in able):
+            return "a gpud that answers: no node's does"
+        if not self._could_ever(ask):
+            return f"a GPU of {ask.memory_bytes:,} bytes: none is that large"
+        if all(gpu.paused for node in able for gpu in node.beat.gpus):
+            return "a GPU that is not paused"
+        if not any(self._has_turn(node) for node in able):
+            return (
+                "its turn: each node has as many items as it is given at a time "
+                f"({self.settings.in_flight_per_gpu} a GPU, setting in_flight_per_gpu)"
+            )
+        if not any(self.has_room(node, ask.memory_bytes) for node in able):
+            return f"{ask.memory_bytes:,} bytes of free memory: nodes with a turn have less now"
+        return "the items before it"
 
     # -- steps
+
+    def _has_turn(self, node: Node) -> bool:
+        """Return whether a node has fewer items than it is given at a time."""
+        limit = self.settings.in_flight_per_gpu
+        gpus = sum(not gpu.paused for gpu in node.beat.gpus)
+        return gpus > 0 and (not limit or node.in_flight < limit * gpus)
 
     def _account(self, node: Node, beat: Beat) -> None:
         if beat.holds is not None:
@@ -301,7 +339,7 @@ class HeadState:
     def _place_waiting(self, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         full: set[int] = set()  # sizes for which there was no room a moment ago
-        for ask, _ in list(self.waiting.values()):
+        for ask in [one.ask for one in self.waiting.values()]:
             general = not ask.only_on and not ask.not_on
             if general and any(ask.memory_bytes >= size for size in full):
                 continue
@@ -312,7 +350,7 @@ class HeadState:
             elif general:
                 full.add(ask.memory_bytes)
         self._least_waiting = min(
-            (ask.memory_bytes for ask, _ in self.waiting.values() if not ask.only_on),
+            (one.ask.memory_bytes for one in self.waiting.values() if not one.ask.only_on),
             default=math.inf,
         )
         return decisions
@@ -367,8 +405,6 @@ class HeadState:
         if len(equal) == 1:
             return equal[0]
         self.counts["ties"] += 1
-        if not self.settings.count_unseen:
-            return equal[0]
         return min(
             equal,
             key=lambda node: (
@@ -376,14 +412,32 @@ class HeadState:
             ),
         )  # fmt: skip
 
-    def _why_waiting(self, ask: Ask, waited_s: float) -> str:
-        if not self.nodes:
-            return f"no node has reported within {waited_s:.0f} s; see gpud-ray status"
-        if ask.only_on and ask.only_on not in self.nodes:
-            return f"node {ask.only_on} has not reported within {waited_s:.0f} s"
-        if not any(node.beat.gpus for node in self.nodes.values()):
-            return f"no node's gpud has answered for {waited_s:.0f} s; see gpud-ray status"
+    def _could_ever(self, ask: Ask) -> bool:
+        """Return whether a node that is there has a GPU that is large enough, however busy."""
+        return any(
+            gpu.memory_bytes >= ask.memory_bytes
+            for node in self._able(ask)
+            for gpu in node.beat.gpus
+        )
+
+    def _expired(self, one: Waiting, now_s: float) -> str | None:
+        """Return why an item that waits shall wait no longer; None: it goes on."""
+        most_s = self.settings.room_wait_s
+        if self._could_ever(one.ask):
+            one.hopeless_s = None
+            waited_s = now_s - one.since_s
+            if not most_s or waited_s <= most_s:
+                return None
+            return (
+                f"it has waited {waited_s:.0f} s (setting room_wait_s) for "
+                f"{self.waits_for(one.ask)}; add a node, or let it wait longer"
+            )
+        if one.hopeless_s is None:
+            one.hopeless_s = now_s
+        waited_s = now_s - one.hopeless_s
+        if waited_s <= self.settings.place_wait_s:
+            return None
         return (
-            f"no node had room for it within {waited_s:.0f} s ({ask.memory_bytes:,} bytes); wait "
-            "longer with setting place_wait_s, or add a node"
+            f"for {waited_s:.0f} s (setting place_wait_s) there was no node that could take it: "
+            f"{self.waits_for(one.ask)}; see gpud-ray status"
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 from gpud.errors import InvalidArgument
-from gpud_ray.placement.idle_rate import Reading
+from gpud_ray.placement.idle_rate import IdleMemory
 
 __all__ = ["Settings"]
 
@@ -22,11 +22,14 @@ class Settings:
             take it.
         missed_beats: After so many, the node is lost: what it had is placed again.
         head_wait_s: How long an item waits for a head that does not answer; then it fails.
-        place_wait_s: How long an item waits for a node with enough memory; then it fails.
+        place_wait_s: How long an item waits while no node is there that could ever take it, be
+            it idle: none at all, or none with as large a GPU; then it fails.
+        room_wait_s: How long an item waits for room on nodes that could take it; then it fails.
+            0: no limit.
         in_flight_per_gpu: Items that a GPU is given at a time; more wait at the head. 0: no limit.
         attempts: On how many nodes an item is tried, if those before it are lost. 1: once.
-        count_unseen: Whether items placed since a node's last heartbeat are counted.
-        reading: How the idle rate is read.
+        memory: What of the memory counts as idle: its free ``"capacity"``, or its unused
+            ``"bandwidth"``.
     """
 
     period_s: float = 0.25
@@ -34,13 +37,14 @@ class Settings:
     missed_beats: int = 40
     head_wait_s: float = 30.0
     place_wait_s: float = 60.0
+    room_wait_s: float = 0.0
     in_flight_per_gpu: int = 8
     attempts: int = 3
-    count_unseen: bool = True
-    reading: Reading = field(default_factory=Reading)
+    memory: IdleMemory = "capacity"
 
     def __post_init__(self) -> None:
         for name, least in (("period_s", 0.01), ("head_wait_s", 0.0), ("place_wait_s", 0.0),
+                            ("room_wait_s", 0.0),
                             ("stale_beats", 1), ("missed_beats", 2), ("in_flight_per_gpu", 0),
                             ("attempts", 1)):  # fmt: skip
             value = getattr(self, name)
@@ -65,36 +69,27 @@ class Settings:
     def changed(self, assignments: Iterable[str]) -> Settings:
         """Return these settings with some changed, each written ``name=value``.
 
-        Fields of the reading are named like the others: ``combine=product``.
-
         Raises:
             InvalidArgument: There is no such setting, or it cannot have that value.
         """
-        own: dict[str, Any] = {}
-        of_reading: dict[str, Any] = {}
+        kinds = get_type_hints(Settings)
+        changes: dict[str, Any] = {}
         for assignment in assignments:
-            name, equals, text = assignment.partition("=")
-            name = name.strip()
+            name, equals, text = (part.strip() for part in assignment.partition("="))
             if not equals:
                 raise InvalidArgument(f"a setting is written name=value, not {assignment!r}")
-            for kind, into in ((Settings, own), (Reading, of_reading)):
-                if name in {one.name for one in fields(kind)} - {"reading"}:
-                    into[name] = _value(name, text.strip(), get_type_hints(kind)[name])
-                    break
-            else:
-                known = [one.name for kind in (Settings, Reading) for one in fields(kind)]
-                known.remove("reading")
-                raise InvalidArgument(f"no setting {name!r}; there are {', '.join(known)}")
-        return replace(self, **own, reading=replace(self.reading, **of_reading))
+            if name not in kinds:
+                raise InvalidArgument(f"no setting {name!r}; there are {', '.join(kinds)}")
+            changes[name] = _value(name, text, kinds[name])
+        return replace(self, **changes)
 
 
 def _value(name: str, text: str, kind: Any) -> Any:
-    if get_args(kind):
-        return text  # `Reading` says which there are
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise InvalidArgument(f"setting {name} is true or false, not {text!r}")
-        return text.lower() == "true"
+    if choices := get_args(kind):
+        if text not in choices:
+            named = " or ".join(map(repr, choices))
+            raise InvalidArgument(f"setting {name} is {named}, not {text!r}")
+        return text
     try:
         return kind(text)
     except ValueError:

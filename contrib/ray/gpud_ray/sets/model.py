@@ -128,18 +128,25 @@ def check_unique(tasks: Iterable[Task]) -> None:
 class Room:
     """What is free on a GPU now.
 
-    ``free_capsm`` is negative while a task has less CapSM than it could use.
+    ``free_capsm`` is negative while a task has less CapSM than it could use; ``free_mb`` while
+    other programs have taken memory that its tasks were to use.
     """
 
     gpu: GPU
+    foreign_mb: int = 0
     free_mb: int = field(init=False)
     free_capsm: int = field(init=False)
     running: dict[int, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin empty."""
-        self.free_mb = self.gpu.memory_mb
+        """Begin without tasks."""
+        self.free_mb = self.gpu.memory_mb - self.foreign_mb
         self.free_capsm = self.gpu.capsm_milli
+
+    def offer(self, foreign_mb: int) -> None:
+        """Take what an offer says: how much memory programs outside of the run have."""
+        self.free_mb -= foreign_mb - self.foreign_mb
+        self.foreign_mb = foreign_mb
 
     def add(self, task: Task) -> None:
         """Count a task that starts."""

@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("ortools", reason="the extra exact")
 
+from task_sets.comparison import beside_exact
+from task_sets.exact import solve
+
 from gpud_ray.sets.bounds import lower_bound_s
-from gpud_ray.sets.comparison import beside_exact
-from gpud_ray.sets.exact import improved, solve
 from gpud_ray.sets.generate import random_gpus, random_tasks
 from gpud_ray.sets.model import GPU, Task
 from gpud_ray.sets.policies.packing import RULES, SHARED_IN_ORDER, Packing, Plan
@@ -41,19 +42,6 @@ def test_between_the_lower_bound_and_a_list_schedule(seed: int) -> None:
     rounding_s = 1e-3 * len(tasks)
     assert lower_bound_s(tasks, gpus) - 1e-9 <= found.bound_s <= found.makespan_s + 1e-9
     assert found.makespan_s <= trace.makespan_s + rounding_s
-
-
-def test_an_exact_plan_is_taken_if_it_ends_earlier() -> None:
-    # Longest first puts 3 and 3 on different GPUs; the optimum is {3, 3} and {2, 2, 2}.
-    gpus = [GPU(i, 100, capsm_milli=1000) for i in range(2)]
-    tasks = [
-        Task(i, 1, capsm_milli=1000, duration_s=float(s)) for i, s in enumerate((3, 3, 2, 2, 2))
-    ]
-    poor = Plan(RULES[0], {})
-    poor.makespan_s = simulate(tasks, gpus, Packing(poor), SHARED_IN_ORDER).makespan_s
-    better = improved(poor, tasks, gpus)
-    assert (poor.makespan_s, better.makespan_s) == (7.0, 6.0)
-    assert improved(better, tasks, gpus) is better
 
 
 def test_plans_beside_optima() -> None:

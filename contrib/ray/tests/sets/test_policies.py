@@ -10,7 +10,7 @@ from gpud_ray.sets.bounds import lower_bound_s
 from gpud_ray.sets.generate import matrix_products, random_gpus, random_tasks
 from gpud_ray.sets.model import GPU, Policy, Room, Stage, Task
 from gpud_ray.sets.policies.baselines import Greedy, MaxMin, MinimumCompletionTime, MinMin
-from gpud_ray.sets.policies.egs import EGS, Search, divide
+from gpud_ray.sets.policies.egs import EGS, divide
 from gpud_ray.sets.policies.packing import RULES, SHARED_IN_ORDER, Packing, Plan, plan
 from gpud_ray.sets.simulation import DeviceModel, Simulation, Stuck, Trace, simulate
 
@@ -46,25 +46,25 @@ def test_policies_that_look_at_memory_start_the_whole_example_at_once(policy: Po
     assert at_once(simulate(TASKS, GPUS, policy, SHARED_IN_ORDER)) == 6
 
 
-def test_a_division_takes_its_time_and_may_wait_for_the_last_one() -> None:
+def test_a_division_takes_its_time_and_literally_waits_for_the_last_one() -> None:
     tasks = [Task(i, 1, duration_s=1.0) for i in range(4)]
     gpus = [GPU(0, 10), GPU(1, 10)]
     at = sorted(run.start_s for run in simulate(tasks, gpus, EGS(0.5, 1, pair_s=0.25)).ran)
     assert at == [2, 2, 3, 3]  # two of four: 8 pairs; meanwhile two of two: 4
-    one_by_one = EGS(0.5, 1, pair_s=0.25, one_by_one=True)
+    one_by_one = EGS(0.5, 1, literal=True, pair_s=0.25)
     at = sorted(run.start_s for run in simulate(tasks, gpus, one_by_one).ran)
     assert at == [2, 2, 4, 4]
 
 
 def test_the_literal_rule_leaves_a_task_of_the_example() -> None:
-    division = divide(TASKS, [10 * GIB, 8 * GIB], search=Search(literal=True))
+    division = divide(TASKS, [10 * GIB, 8 * GIB], literal=True)
     assert all(sum(group) <= 8 for group in sizes(division.groups))
     assert [task.memory_mb for task in division.left] == [2 * GIB]
 
 
 def test_a_task_that_no_group_may_hold_under_the_literal_rule_still_runs() -> None:
     tasks = [Task(0, 9 * GIB), Task(1, 9 * GIB), Task(2, GIB)]
-    trace = simulate(tasks, GPUS, EGS(beta=0.4, search=Search(literal=True)))
+    trace = simulate(tasks, GPUS, EGS(beta=0.4, literal=True))
     assert trace.done == 3
     assert {run.gpu for run in trace.ran if run.task != 2} == {0}
 
@@ -73,7 +73,7 @@ def test_a_task_that_no_group_may_hold_under_the_literal_rule_still_runs() -> No
 def test_divide_finds_the_best_weight_there_is(seed: int) -> None:
     chance = random.Random(seed)
     free = [chance.randint(4, 12) for _ in range(chance.randint(1, 3))]
-    tasks = [Task(i, chance.randint(1, 6)) for i in range(chance.randint(1, 6))]
+    tasks = [Task(i, chance.randint(1, 6)) for i in range(chance.randint(1, 7))]
     best = None
     for where in product(range(len(free)), repeat=len(tasks)):
         used = [0] * len(free)
@@ -82,7 +82,7 @@ def test_divide_finds_the_best_weight_there_is(seed: int) -> None:
         if all(mb <= room for mb, room in zip(used, free, strict=True)):
             weight = sum(mb / room for mb, room in zip(used, free, strict=True))
             best = weight if best is None else max(best, weight)
-    division = divide(tasks, free, search=Search(nodes=10_000))
+    division = divide(tasks, free)
     assert bool(division.left) == (best is None)
     if best is not None:
         assert division.weight == pytest.approx(best)
@@ -93,7 +93,7 @@ def test_divide_finds_the_best_weight_there_is(seed: int) -> None:
 def test_a_division_is_bounded_and_keeps_the_longest_beginning() -> None:
     # Nothing but 3 + 3 fits beside a 4, so that the last task never fits: the tree is searched.
     tasks = [Task(i, 3) for i in range(18)] + [Task(18, 5)]
-    division = divide(tasks, [10] * 6, search=Search(nodes=50))
+    division = divide(tasks, [10] * 6, nodes=50, least_nodes=0)
     assert division.nodes <= 50 * len(tasks)
     assert [task.id for task in division.left] == [18]
 
@@ -119,8 +119,7 @@ def test_completion_time_counts_slower_gpus() -> None:
 
 POLICIES: tuple[Callable[[], Policy], ...] = (
     Greedy, lambda: Greedy(3), MinimumCompletionTime, lambda: MinMin(2), MaxMin, EGS,
-    lambda: EGS(0.1, 4, offers_s=1.0), lambda: EGS(pair_s=0.01, one_by_one=True),
-    lambda: EGS(search=Search(literal=True)), Packing,
+    lambda: EGS(0.1, 4), lambda: EGS(pair_s=0.01), lambda: EGS(literal=True), Packing,
 )  # fmt: skip
 
 

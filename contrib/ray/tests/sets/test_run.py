@@ -5,17 +5,26 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import gpud_client as gc
 from gpud_ray.sets.generate import random_set
-from gpud_ray.sets.model import Task
+from gpud_ray.sets.model import Task, run_s
+from gpud_ray.sets.run.durations import Durations
 from gpud_ray.sets.run.machine import split_cores
-from gpud_ray.sets.run.nodes import run_locally, started_locally
-from gpud_ray.sets.run.scheduler import Ended, NoNodes
+from gpud_ray.sets.run.nodes import started_locally
+from gpud_ray.sets.run.scheduler import Ended, NoNodes, PolicyChoice, Run
 from gpud_ray.sets.setfile import Program, SetTask, TaskSet
 
 NODES = (("cpu:1", "cpu:1"), ("cpu:1", "cpu:1"))
+
+
+def run_locally(task_set: TaskSet, nodes: Any, policy: str = "gpud", **options: Any) -> Run:
+    with started_locally(task_set, nodes, policy=PolicyChoice(policy), **options) as (scheduler, _):
+        return scheduler.run()
 
 
 def executable(number: int, *command: str, **needs: float) -> SetTask:
@@ -118,7 +127,10 @@ def test_an_executor_that_dies_is_replaced_and_its_tasks_are_tried_again(tmp_pat
 
 
 def test_a_node_that_dies_leaves_its_tasks_to_the_others(tmp_path: Path) -> None:
-    with started_locally(sleeping(tmp_path, 12, 1.0), NODES, policy="egs") as (scheduler, nodes):
+    with started_locally(sleeping(tmp_path, 12, 1.0), NODES, policy=PolicyChoice("egs")) as (
+        scheduler,
+        nodes,
+    ):
 
         def kill() -> None:
             running(tmp_path, 4)
@@ -160,6 +172,71 @@ def test_a_node_that_cannot_start_is_said_at_once() -> None:
     with pytest.raises(NoNodes, match="node 1 has ended before it was ready"):
         run_locally(TaskSet([executable(0, "/bin/true")]), (("cpu:1",), ("tpu:1",)))
     assert time.monotonic() - begin < 60
+
+
+def scaling(number: int, memory_mb: int) -> SetTask:
+    """A kernel with one array of so many MiB, all but one page of it."""
+    source = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= 2; }'
+    values = (memory_mb << 18) - 1024
+    program = Program("source", "scale", (f"zeros:f32:{values}",), source, (1,), (32,))
+    return SetTask(Task(number, memory_mb=memory_mb), program, f"task {number}")
+
+
+def test_what_other_programs_hold_is_no_room_and_tasks_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUD_MEMORY", "64MiB")
+    with gc.local("cpu:1") as gpu:
+        held = gpu.zeros(50 << 20, np.uint8)
+        tasks = TaskSet([scaling(number, 20) for number in range(6)])
+        with started_locally(tasks, [Path(gpu.path)]) as (scheduler, _):
+            assert scheduler.rooms[0].foreign_mb == 50
+            assert "needs 20 MiB" in str(scheduler.plan().failed)
+            seen = threading.Event()
+
+            def free() -> None:
+                seen.wait(30)
+                held.free()
+
+            thread = threading.Thread(target=free)
+            thread.start()
+            offered = scheduler._offered
+
+            def count(node: Any) -> None:
+                offered(node)
+                if scheduler.now_s > 2:
+                    seen.set()
+
+            scheduler._offered = count  # type: ignore[method-assign]
+            run = scheduler.run()
+            thread.join()
+    assert [(one.state, one.tries) for one in run.ended.values()] == [("done", 1)] * 6
+    assert min(one.start_s for one in run.ended.values()) > 2
+
+
+def test_a_task_without_memory_is_tried_again_at_the_next_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUD_MEMORY", "64MiB")
+    # Each says 1 MiB and takes 40: two at a time do not fit, which only their tries show.
+    tasks = [
+        SetTask(Task(one.needs.id, memory_mb=1), one.program, one.name)
+        for one in (scaling(number, 40) for number in range(2))
+    ]
+    run = run_locally(TaskSet(tasks), [("cpu:1",)])
+    assert {one.state for one in run.ended.values()} == {"done"}
+
+
+def test_durations_are_learned_from_earlier_tries(tmp_path: Path) -> None:
+    tasks = TaskSet([executable(0, "/bin/sleep", "0.4"), executable(1, "/bin/sleep", "0.1")])
+    run_locally(tasks, NODES[:1], "mct")
+    with started_locally(tasks, NODES[:1], policy=PolicyChoice("max-min")) as (scheduler, _):
+        assert all(task.duration_s is not None for task in scheduler.tasks)
+        long, short = (run_s(task, scheduler.rooms[0].gpu) for task in scheduler.tasks)
+        assert 0.1 <= short < 0.4 <= long
+        assert long <= scheduler.plan().makespan_s <= long + short + 0.01
+    durations = Durations(tmp_path / "file")
+    assert durations.of(tasks.tasks[0].program) is None
 
 
 def test_cores_are_split_equally() -> None:

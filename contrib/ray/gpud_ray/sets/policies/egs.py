@@ -12,16 +12,18 @@ set; draw again.
 
 What the source leaves open, and what is done here:
 
-* The search is exponential. It ends after ``nodes`` placements or ``limit_s`` seconds, with the
-  best full division so far. All full divisions of a draw weigh the same when all GPUs have the same
+* The search is exponential. It ends after ``nodes`` placements for each task drawn, with the best
+  full division so far; not before `_LEAST_NODES`, so that some eight tasks are searched to the end.
+  All full divisions of a draw weigh the same when all GPUs have the same
   memory: then the first one ends it.
 * When no full division was found, the longest beginning of the draw that did fit is taken, and what
   else of the draw fits beside it; the rest returns to the set.
-* The source lets no group have more than the *smallest* GPU's memory, which its own example breaks.
-  Here a group may have its own GPU's; ``literal`` keeps the source's rule.
-* A draw is divided as soon as its memory is free, or nothing runs; with ``offers_s`` only when GPUs
-  offer what they have, which is periodic; ``one_by_one``: only when nothing runs.
-* A division takes no time; with ``pair_s``, so long for each pair of a task drawn and one waiting.
+* A group may have its own GPU's memory, and a draw is divided as soon as its memory is free, or
+  nothing runs. ``literal`` keeps the source's rules: no group has more than the *smallest* GPU's
+  memory (which its own example breaks), a draw has at most 50 tasks for each GPU, and is divided
+  when the last one has ended.
+* A division takes no time; in a simulation with ``pair_s``, so long for each pair of a task drawn
+  and one that waits.
 
 Source: the framework GSF and its algorithm EGS for GPU tasks with irregular memory needs.
 """
@@ -29,29 +31,17 @@ Source: the framework GSF and its algorithm EGS for GPU tasks with irregular mem
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gpud_ray.sets.model import Stage, Task
 from gpud_ray.sets.policies.baselines import Queues
 
-__all__ = ["EGS", "Division", "Search", "divide"]
+__all__ = ["EGS", "Division", "divide"]
 
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """How far a division is searched for.
-
-    Attributes:
-        nodes: the most placements that are tried, for each task drawn.
-        limit_s: the most seconds; None: only ``nodes`` counts, and equal seeds give equal results.
-        literal: no group has more than the memory of the smallest GPU.
-    """
-
-    nodes: int = 100
-    limit_s: float | None = None
-    literal: bool = False
+_LEAST_NODES: Final = 100_000  # all of 8 tasks on 4 GPUs
+_LITERAL_A_GPU: Final = 50  # tasks of a draw
 
 
 @dataclass(slots=True)
@@ -77,7 +67,10 @@ def divide(
     tasks: Sequence[Task],
     free_mb: Sequence[int],
     total_mb: Sequence[int] | None = None,
-    search: Search | None = None,
+    *,
+    literal: bool = False,
+    nodes: int = 100,
+    least_nodes: int = _LEAST_NODES,
 ) -> Division:
     """Divide tasks among GPUs; see the module.
 
@@ -85,21 +78,22 @@ def divide(
         tasks: in the order in which they are placed.
         free_mb: memory that a group may have, by GPU.
         total_mb: memory that the weight refers to, by GPU; None: the same.
-        search: bounds and rules.
+        literal: no group has more than the memory of the smallest GPU.
+        nodes: the most placements that are tried, for each task.
+        least_nodes: the search does not end before so many.
     """
-    search = search or Search()
     total_mb = free_mb if total_mb is None else total_mb
     free = list(free_mb)
-    if search.literal:
+    if literal:
         free = [min(mb, *total_mb) for mb in free]
-    return _Backtracking(tasks, free, total_mb, search).run()
+    return _Backtracking(tasks, free, total_mb, max(least_nodes, nodes * len(tasks))).run()
 
 
 class _Backtracking:
     def __init__(
-        self, tasks: Sequence[Task], free: list[int], total: Sequence[int], search: Search
+        self, tasks: Sequence[Task], free: list[int], total: Sequence[int], budget: int
     ) -> None:
-        self._tasks, self._free, self._total, self._search = tasks, free, total, search
+        self._tasks, self._free, self._total, self._budget = tasks, free, total, budget
         self._needs = [task.memory_mb for task in tasks]
         self._nodes = self._full = self._deepest = 0
         self._best: list[int] | None = None
@@ -132,9 +126,7 @@ class _Backtracking:
         return False
 
     def _descend(self) -> None:
-        needs, free, search = self._needs, self._free, self._search
-        budget = search.nodes * max(1, len(needs))
-        end_s = None if search.limit_s is None else time.monotonic() + search.limit_s
+        needs, free = self._needs, self._free
         equal = len(set(self._total)) == 1
         placed: list[int] = []
         # For each task on the way down: the GPUs that it has not tried yet, the best one last.
@@ -146,9 +138,7 @@ class _Backtracking:
                 if equal:
                     break
             elif untried[-1]:
-                if self._nodes >= budget or (
-                    end_s is not None and self._nodes % 64 == 0 and time.monotonic() > end_s
-                ):
+                if self._nodes >= self._budget:
                     break
                 self._nodes += 1
                 index = untried[-1].pop()
@@ -214,11 +204,9 @@ class EGS:
     Args:
         beta: the part of all tasks known that is drawn at once.
         parallel: tasks of a GPU that run at once.
-        search: bounds and rules of a division.
         seed: of the draws.
-        offers_s: the period of the GPUs' offers; None: whenever a task ends.
+        literal: keep the source's rules; see the module.
         pair_s: how long a division takes for each pair of a task drawn and a task that waits.
-        one_by_one: whether the tasks of a draw have to end before the next one is divided.
         overcommit: start tasks without looking at free memory.
     """
 
@@ -228,25 +216,21 @@ class EGS:
         self,
         beta: float = 0.4,
         parallel: int = 2,
-        search: Search | None = None,
         seed: int = 0,
         *,
-        offers_s: float | None = None,
+        literal: bool = False,
         pair_s: float = 0.0,
-        one_by_one: bool = False,
         overcommit: bool = False,
     ) -> None:
         if not 0 < beta <= 1:
             raise ValueError(f"beta is {beta}; it has to be more than 0 and at most 1")
-        self._beta, self._search, self._offers_s = beta, search or Search(), offers_s
-        self._pair_s, self._one_by_one = pair_s, one_by_one
+        self._beta, self._literal, self._pair_s = beta, literal, pair_s
         self._random = random.Random(seed)  # noqa: S311  (no secret)
         self._queues = Queues(parallel, overcommit=overcommit)
         self._overcommit = overcommit
         self._waiting: dict[int, Task] = {}
         self._known: dict[int, None] = {}
         self._drawn: list[Task] = []
-        self._offered_s = -1.0
         self._divided_s: float | None = None  # when the division will be there that was begun
         self.rounds = 0
         self.nodes = 0
@@ -266,11 +250,6 @@ class EGS:
     def _advance(self, stage: Stage) -> bool:
         """Begin or end a division; tell whether another may follow at once."""
         if self._divided_s is None:
-            if stage.now_s < self._offered_s:
-                return False
-            if self._offers_s is not None:
-                self._offered_s = stage.now_s + self._offers_s
-                stage.wake(self._offered_s)
             if not self._draw(stage):
                 return False
             took_s = self._pair_s * len(self._drawn) * len(self._waiting)
@@ -294,17 +273,19 @@ class EGS:
         """Make the next draw, if there is none; tell whether it may be divided now."""
         if not self._drawn:
             count = min(len(self._waiting), max(1, round(self._beta * len(self._known))))
+            if self._literal:
+                count = min(count, _LITERAL_A_GPU * len(stage.rooms))
             self._drawn = self._random.sample(list(self._waiting.values()), count)
         if self._idle(stage):
             return True
         needs_mb = sum(task.memory_mb for task in self._drawn)
-        return not self._one_by_one and needs_mb <= sum(self._free_mb(stage))
+        return not self._literal and needs_mb <= sum(self._free_mb(stage))
 
     def _divide(self, stage: Stage) -> bool:
         """Queue the division of what was drawn; tell whether anything was placed."""
         total = [room.gpu.memory_mb for room in stage.rooms]
         free, idle = self._free_mb(stage), self._idle(stage)
-        division = divide(self._drawn, free, total, self._search)
+        division = divide(self._drawn, free, total, literal=self._literal)
         self._drawn = []
         self.rounds += 1
         self.nodes += division.nodes

@@ -134,6 +134,11 @@ class Packing:
         self._seen: list[tuple[int, int]] = []
         self._avoided: dict[int, npt.NDArray[np.bool_]] = {}  # by the index of a GPU
 
+    @property
+    def model(self) -> DeviceModel:
+        """How GPUs share in a simulation of this policy."""
+        return self._plan.rule.model
+
     def arrive(self, tasks: Sequence[Task], stage: Stage) -> None:
         """See `Policy.arrive`."""
         gpus = [room.gpu for room in stage.rooms]

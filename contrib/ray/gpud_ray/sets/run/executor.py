@@ -92,10 +92,12 @@ class _Executor:
             head = {"task": message["task"], "attempt": message["attempt"]}
             self._send({"is": "began", **head})
             begin, reason, output, kernels_s = time.monotonic(), "", "", [0.0]
+            no_room = False
             try:
                 output = self._run(message, stream, kernels_s)
             except (_Failed, GpudError, ValueError, TypeError, OSError, MemoryError) as error:
                 reason = str(error) or type(error).__name__
+                no_room = isinstance(error, gc.OutOfMemory)
                 if isinstance(error, ConnectionLost):
                     # Tasks cannot run here any more; the framework starts an executor anew.
                     os._exit(1)
@@ -103,7 +105,7 @@ class _Executor:
                 {
                     "is": "ended", **head, "reason": reason, "may_have_run": True,
                     "took_s": time.monotonic() - begin, "kernels_s": sum(kernels_s),
-                    "output": output,
+                    "output": output, "no_room": no_room,
                 }
             )  # fmt: skip
 

@@ -89,7 +89,10 @@ class Framework:
         """Serve until the scheduler says stop or is gone."""
         try:
             rows = [self._await_ready(executor) for executor in self._executors]
-            node = {"is": "node", "name": self._config.node, "gpus": rows, "notes": self._notes}
+            node = {
+                "is": "node", "name": self._config.node, "gpus": rows, "notes": self._notes,
+                "state": self._offer(),
+            }  # fmt: skip
             send(self._scheduler, node)
             self._serve()
         except (EOFError, OSError, GpudError):
@@ -184,11 +187,20 @@ class Framework:
         }  # fmt: skip
 
     def _offer(self) -> dict[str, Any]:
-        rows = self._session.query("status")["devices"]
+        told = self._session.query("memory")
+        rows = told["devices"]
+        own = [0] * len(rows)
+        for one in told["sessions"]:
+            if _is_of(one["pid"], self._executors[one["device"]].process.pid):
+                own[one["device"]] += one["used_bytes"] + one["waiting_bytes"]
         gpus = [
             {
                 "index": row["index"], "state": row["state"],
                 "memory_free_mb": (row["memory_bytes"] - (row.get("memory_used_bytes") or 0)) >> 20,
+                # Of programs that are no task of this run: rounded up, it is not to be had.
+                "memory_foreign_mb": -(
+                    -max(0, (row.get("memory_used_bytes") or 0) - own[row["index"]]) >> 20
+                ),
                 "capsm_free_milli": round(1000 * (row["sms"] - float(row["allocated_sms"]))),
                 "tasks": len(executor.running),
             }
@@ -210,6 +222,14 @@ class Framework:
             executor.group.remove()
         self._scheduler.close()
         self._session.close()
+
+
+def _is_of(pid: int | None, executor: int) -> bool:
+    """Return whether a process is an executor's, or one that its tasks have started."""
+    try:
+        return pid is not None and os.getsid(pid) == executor
+    except ProcessLookupError:
+        return False
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ but what a task says to run.
 
 | is | from, to | fields |
 | --- | --- | --- |
-| ``node`` | framework, scheduler | ``name``, ``gpus``: rows of index, memory_mb, cores, capsm_milli; ``notes`` |
+| ``node`` | framework, scheduler | ``name``, ``gpus``: rows of index, memory_mb, cores, capsm_milli; ``notes``, ``state`` as in an offer |
 | ``start`` | scheduler, framework, executor | ``task``, ``attempt``, ``gpu``, ``program``, ``needs``, ``quota_milli`` |
 | ``began`` | executor, framework, scheduler | ``task``, ``attempt`` |
-| ``ended`` | executor, framework, scheduler | ``task``, ``attempt``, ``reason`` (empty: done), ``may_have_run``, ``took_s``, ``kernels_s``, ``output`` |
+| ``ended`` | executor, framework, scheduler | ``task``, ``attempt``, ``reason`` (empty: done), ``may_have_run``, ``took_s``, ``kernels_s``, ``output``, ``no_room`` (the device's memory was full) |
 | ``offer`` | framework, scheduler | ``state``: of processors, memory, disk, and by GPU |
 | ``ready`` | executor, framework | ``memory_mb``, ``capsm_milli``, ``cores`` |
 | ``stop`` | scheduler, framework, executor | |

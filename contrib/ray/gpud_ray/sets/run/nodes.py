@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from gpud_ray.sets.run.framework import Framework, FrameworkConfig
-from gpud_ray.sets.run.scheduler import Ended, Run, Scheduler
+from gpud_ray.sets.run.scheduler import Ended, PolicyChoice, Scheduler
 from gpud_ray.sets.setfile import TaskSet
 
-__all__ = ["LocalNode", "run_locally", "run_on_ray", "started_locally"]
+__all__ = ["LocalNode", "started_locally", "started_on_ray"]
 
 _START_S = 90.0
 _END_S = 10.0
@@ -23,8 +24,9 @@ _THREADS = 8  # of an executor under our policy, which starts as many tasks as f
 _Told = Callable[[Ended], None]
 
 
-def _threads(policy: str, task_set: TaskSet) -> int:
-    return max(_THREADS, task_set.parallel) if policy == "gpud" else task_set.parallel
+def _threads(policy: PolicyChoice | None, task_set: TaskSet) -> int:
+    ours = policy is None or policy.name == "gpud"
+    return max(_THREADS, task_set.parallel) if ours else task_set.parallel
 
 
 @dataclass(slots=True)
@@ -38,13 +40,20 @@ class LocalNode:
 @contextmanager
 def started_locally(
     task_set: TaskSet,
-    nodes: Sequence[Sequence[str]],
+    nodes: Sequence[Sequence[str] | Path],
     *,
-    policy: str = "gpud",
+    policy: PolicyChoice | None = None,
     tries: int = 3,
     told: _Told = lambda _: None,
 ) -> Iterator[tuple[Scheduler, list[LocalNode]]]:
-    """Start a scheduler and nodes with these devices; `Scheduler.run` is up to the caller.
+    """Start a scheduler and nodes; `Scheduler.run` is up to the caller.
+
+    Args:
+        task_set: What to run.
+        nodes: Each with devices, for which a gpud is started, or the socket of a gpud that runs.
+        policy: How tasks are placed; None: ours.
+        tries: How often a task is started at most.
+        told: Called when a task has ended.
 
     Raises:
         NoNodes: they did not start.
@@ -55,7 +64,9 @@ def started_locally(
     try:
         for number, devices in enumerate(nodes):
             config = FrameworkConfig(
-                scheduler.address, key.hex(), f"node {number}", private=tuple(devices),
+                scheduler.address, key.hex(), f"node {number}",
+                socket=str(devices) if isinstance(devices, Path) else None,
+                private=() if isinstance(devices, Path) else tuple(devices),
                 parallel=task_set.parallel, threads=_threads(policy, task_set),
                 mode=task_set.mode,
             )  # fmt: skip
@@ -82,19 +93,6 @@ def started_locally(
                 node.process.wait()
 
 
-def run_locally(
-    task_set: TaskSet,
-    nodes: Sequence[Sequence[str]],
-    *,
-    policy: str = "gpud",
-    tries: int = 3,
-    told: _Told = lambda _: None,
-) -> Run:
-    """Run a set on nodes with these devices, which are started and ended."""
-    with started_locally(task_set, nodes, policy=policy, tries=tries, told=told) as (scheduler, _):
-        return scheduler.run()
-
-
 class _Node:
     """The actor that is a Ray node's framework process."""
 
@@ -103,16 +101,17 @@ class _Node:
         Framework(config).run()
 
 
-def run_on_ray(
+@contextmanager
+def started_on_ray(
     task_set: TaskSet,
     *,
-    policy: str = "gpud",
+    policy: PolicyChoice | None = None,
     tries: int = 3,
     told: _Told = lambda _: None,
-) -> Run:
-    """Run a set on every node of the cluster whose agent has reached its gpud.
+) -> Iterator[Scheduler]:
+    """Start a scheduler, and a framework on every node whose agent has reached its gpud.
 
-    This program is connected to Ray.
+    This program is connected to Ray. `Scheduler.run` is up to the caller.
 
     Raises:
         NoCluster: there is no head, or no node with a gpud.
@@ -145,7 +144,7 @@ def run_on_ray(
             actors.append(actor)
             actor.run.remote(config)
         scheduler.accept(len(names), _START_S)
-        return scheduler.run()
+        yield scheduler
     finally:
         scheduler.close()
         for actor in actors:

@@ -4,7 +4,10 @@ It is a `Stage` in real time: what a policy does here is what it does in the sim
 
 * A task is done when an executor says so. It is *failed* when it has failed ``tries`` times, with
   the reason of the last; when no GPU there has its memory; or when no GPU is left.
-* A task that fails is given to the policy again at once.
+* A task that fails is given to the policy again at once; one for which there was no memory at the
+  next offer.
+* A GPU's room is its memory without what its node's last offer says that other programs have.
+* A task of which the set says no duration has that of earlier tries of its program.
 * When a node is lost, its tasks have failed; a new policy goes on with the GPUs that are left.
 * A task whose executor was lost after it had begun may have run twice: ``may_have_run_twice``.
 * An answer of a try that is no longer the current one is dropped.
@@ -18,18 +21,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener, wait
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpud.errors import GpudError
 from gpud_ray.sets.model import GPU, Policy, Room, Task
+from gpud_ray.sets.run.durations import Durations
 from gpud_ray.sets.run.messages import Message, receive, send, start_message
 from gpud_ray.sets.setfile import SetTask, TaskSet
 
-__all__ = ["POLICIES", "Ended", "NoNodes", "Run", "Scheduler"]
+if TYPE_CHECKING:
+    from gpud_ray.sets.simulation import Trace
+
+__all__ = ["POLICIES", "Ended", "NoNodes", "PolicyChoice", "Run", "Scheduler"]
 
 _WAIT_S = 0.5
 
@@ -40,33 +47,48 @@ class NoNodes(GpudError):
     code = "ray-no-nodes"
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy by name, with the options of EGS.
+
+    Attributes:
+        name: one of `POLICIES`; ``gpud`` is ours.
+        beta: EGS: the part of the tasks that is drawn at once.
+        literal: EGS: keep the source's rules; see `gpud_ray.sets.policies.egs`.
+        seed: EGS: of the draws.
+    """
+
+    name: str = "gpud"
+    beta: float = 0.4
+    literal: bool = False
+    seed: int = 0
+
+    def make(self, tasks: Sequence[Task], gpus: Sequence[GPU], parallel: int) -> Policy:
+        """Make the policy for tasks of which all that are known are given, and these GPUs."""
+        from gpud_ray.sets.policies import baselines
+        from gpud_ray.sets.policies.egs import EGS
+
+        if self.name == "egs":
+            return EGS(self.beta, parallel, self.seed, literal=self.literal)
+        made: dict[str, Callable[[int], Policy]] = {
+            "greedy": baselines.Greedy,
+            "mct": baselines.MinimumCompletionTime,
+            "min-min": baselines.MinMin,
+            "max-min": baselines.MaxMin,
+        }
+        return made[self.name](parallel) if self.name in made else _ours(tasks, gpus)
+
+
 def _ours(tasks: Sequence[Task], gpus: Sequence[GPU]) -> Policy:
     from gpud_ray.sets.bounds import lower_bound_s
-    from gpud_ray.sets.exact import MOST_TASKS, MissingSolver, improved
     from gpud_ray.sets.policies.packing import Packing, plan
 
-    known = [task for task in tasks if task.memory_mb <= max(gpu.memory_mb for gpu in gpus)]
+    known = [
+        task for task in tasks if gpus and task.memory_mb <= max(gpu.memory_mb for gpu in gpus)
+    ]
     if not known:
         return Packing()
-    best = plan(known, gpus, bound_s=lower_bound_s(known, gpus))
-    if len(known) <= MOST_TASKS and all(task.duration_s is not None for task in known):
-        with suppress(MissingSolver):
-            best = improved(best, known, gpus)
-    return Packing(best)
-
-
-def _named(name: str) -> Callable[[int], Policy]:
-    from gpud_ray.sets.policies import baselines
-    from gpud_ray.sets.policies.egs import EGS
-
-    made: dict[str, Callable[[int], Policy]] = {
-        "greedy": baselines.Greedy,
-        "mct": baselines.MinimumCompletionTime,
-        "min-min": baselines.MinMin,
-        "max-min": baselines.MaxMin,
-        "egs": lambda parallel: EGS(parallel=parallel),
-    }
-    return made[name]
+    return Packing(plan(known, gpus, bound_s=lower_bound_s(known, gpus)))
 
 
 POLICIES: Final = ("gpud", "egs", "greedy", "mct", "min-min", "max-min")
@@ -145,15 +167,17 @@ class Scheduler:
         self,
         task_set: TaskSet,
         *,
-        policy: str = "gpud",
+        policy: PolicyChoice | None = None,
         tries: int = 3,
         host: str | None = None,
         key: bytes,
         told: Callable[[Ended], None] = lambda _: None,
+        durations: Durations | None = None,
     ) -> None:
         self._set = task_set
+        self._durations = durations or Durations()
         self._by_id: dict[int, SetTask] = {one.needs.id: one for one in task_set.tasks}
-        self._policy_name, self._most_tries, self._told = policy, tries, told
+        self._choice, self._most_tries, self._told = policy or PolicyChoice(), tries, told
         self._listener = Listener((host, 0) if host else None, authkey=key)
         self._nodes: list[_Node] = []
         self._begin_s = time.monotonic()
@@ -161,6 +185,7 @@ class Scheduler:
         self._tries: dict[int, int] = {}
         self._doubtful: set[int] = set()
         self._arrived: set[int] = set()
+        self._for_offer: list[Task] = []  # that a device had no memory for
         self._wakes: list[float] = []
         self._gpus: dict[int, tuple[GPU, _Node]] = {}
         self._policy: Policy
@@ -185,7 +210,7 @@ class Scheduler:
         self._tries[task.id] = attempt = self._tries.get(task.id, 0) + 1
         self._current[task.id] = _Current(task, gpu.id, self.now_s)
         # Ours says how much CapSM tasks can use; gpud divides what they leave.
-        quota = gpu.capsm_milli if self._policy_name == "gpud" else None
+        quota = gpu.capsm_milli if self._choice.name == "gpud" else None
         program = self._by_id[task.id].program
         message = start_message(task, program, attempt, node.gpus[gpu.id], quota)
         with suppress(OSError):  # the node is gone, which `_hear` finds
@@ -223,6 +248,8 @@ class Scheduler:
                         f"{len(self._nodes)} of {count} nodes connected within {limit_s:g} s"
                     ) from None
         self.rooms = [Room(gpu) for gpu, _ in self._gpus.values()]
+        for node in self._nodes:
+            self._offered(node)
 
     def _accept(self, count: int, came: queue.SimpleQueue[tuple[Any, Message]]) -> None:
         """Accept connections until enough nodes have said what they have."""
@@ -247,11 +274,12 @@ class Scheduler:
             self.pids[gpu.id] = row["pid"]
         self._nodes.append(node)
         self.run_of.notes += [f"{node.name}: {note}" for note in message["notes"]]
+        self.run_of.offers[node.name] = message["state"]
 
     def run(self) -> Run:
         """Run the set to its end; call `accept` before."""
         self._begin_s = time.monotonic()
-        arrivals = sorted((one.needs for one in self._set.tasks), key=lambda task: -task.arrival_s)
+        arrivals = sorted(self.tasks, key=lambda task: -task.arrival_s)
         self._new_policy([task for task in arrivals if task.arrival_s <= 0])
         while len(self.run_of.ended) < len(self._by_id):
             self._tick(arrivals)
@@ -261,7 +289,32 @@ class Scheduler:
             for connection in wait([node.connection for node in self._nodes], next_s):
                 self._hear(next(node for node in self._nodes if node.connection is connection))
         self.run_of.makespan_s = max((e.end_s for e in self.run_of.ended.values()), default=0.0)
+        self._durations.save()
         return self.run_of
+
+    def plan(self) -> Trace:
+        """Simulate the set on the GPUs that there are, with the memory that they have free."""
+        from gpud_ray.sets.policies.packing import Packing
+        from gpud_ray.sets.simulation import simulate
+
+        gpus = [
+            replace(room.gpu, memory_mb=max(1, room.gpu.memory_mb - room.foreign_mb))
+            for room in self.rooms
+        ]
+        tasks = self.tasks
+        policy = self._choice.make(tasks, gpus, self._set.parallel)
+        model = policy.model if isinstance(policy, Packing) else None
+        return simulate(tasks, gpus, policy, model)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The set's tasks, with durations as far as they are known."""
+        return [self._with_duration(one.needs) for one in self._set.tasks]
+
+    def _with_duration(self, task: Task) -> Task:
+        if task.duration_s is not None:
+            return task
+        return replace(task, duration_s=self._durations.of(self._by_id[task.id].program))
 
     def close(self) -> None:
         """End the connections; frameworks end with them."""
@@ -302,11 +355,18 @@ class Scheduler:
 
     def _new_policy(self, known: Sequence[Task]) -> None:
         gpus = [room.gpu for room in self.rooms]
-        if self._policy_name == "gpud" and gpus:
-            self._policy = _ours(known, gpus)
-        else:
-            name = "greedy" if self._policy_name == "gpud" else self._policy_name
-            self._policy = _named(name)(self._set.parallel)
+        self._policy = self._choice.make(known, gpus, self._set.parallel)
+
+    def _offered(self, node: _Node) -> None:
+        """Take a node's offer: what is free there, and a new try for tasks that had no memory."""
+        foreign = {
+            row["index"]: row["memory_foreign_mb"] for row in self.run_of.offers[node.name]["gpus"]
+        }
+        for room in self.rooms:
+            if room.gpu.id in node.gpus:
+                room.offer(foreign[node.gpus[room.gpu.id]])
+        waiting, self._for_offer = self._for_offer, []
+        self._arrive(waiting)
 
     def _hear(self, node: _Node) -> None:
         try:
@@ -317,6 +377,7 @@ class Scheduler:
         self.now_s = time.monotonic() - self._begin_s
         if message["is"] == "offer":
             self.run_of.offers[node.name] = message["state"]
+            self._offered(node)
         elif message["is"] == "ended":
             self._ended(message)
 
@@ -337,8 +398,14 @@ class Scheduler:
         """Count an end of a try: the task has ended, or is tried again at once."""
         task = current.task
         if reason and self._tries[task.id] < self._most_tries:
-            self._arrive([task])
+            if (message or {}).get("no_room"):
+                self._for_offer.append(task)
+            else:
+                self._arrive([self._with_duration(task)])
             return
+        if not reason and message is not None:
+            program, gpu = self._by_id[task.id].program, self._gpus[current.gpu][0]
+            self._durations.note(program, message["took_s"], gpu)
         if reason:
             reason = f"{reason} (try {self._tries[task.id]} of {self._most_tries})"
         self._end(task, reason, current, message or {})
@@ -374,6 +441,7 @@ class Scheduler:
         for one in lost:
             del self._current[one.task.id]
             self._doubtful.add(one.task.id)
+        self._for_offer.clear()  # they are among those that wait
         waiting = list(self._waiting(lost))
         self._wakes.clear()
         self._new_policy(waiting)
@@ -386,4 +454,4 @@ class Scheduler:
         for number, one in self._by_id.items():
             elsewhere = number in self.run_of.ended or number in gone or number in self._current
             if number in self._arrived and not elsewhere:
-                yield one.needs
+                yield self._with_duration(one.needs)

@@ -8,8 +8,7 @@ each GPU, as further items that no head has placed. A node takes an item when it
 the order of their arrival, and runs it on the most idle of its GPUs, as the agent does.
 
 What is not modelled: transfers, launch costs, and that more warps hide more latency. So nothing
-here can speak for the reading of "warpSize" as a number of warps but what it does to the order of
-GPUs.
+here can speak for warpSize but what it does to the order of GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from gpud_ray.placement.gpu_reading import GPUReading
-from gpud_ray.placement.idle_rate import Reading, gpu_idle_rate
+from gpud_ray.placement.idle_rate import gpu_idle_rate
 
 __all__ = ["FIRST_S", "NODES", "SimulatedItem", "SimulatedNode", "Simulation", "make_items"]
 
@@ -224,14 +223,13 @@ class Simulation:
         gpu.share()
 
     def _admit(self, node: SimulatedNode) -> None:
-        reading = Reading()
         while node.queue:
             item = node.queue[0]
             able = [gpu for gpu in node.gpus if gpu.free_bytes >= item.memory_bytes]
             if not able:
                 return
             node.queue.pop(0)
-            self._begin(max(able, key=lambda gpu: gpu_idle_rate(gpu.reading(0), reading)), item)
+            self._begin(max(able, key=lambda gpu: gpu_idle_rate(gpu.reading(0))), item)
 
     def _end(self, gpu: _GPU, node: SimulatedNode) -> None:
         gpu.advance(self.now_s)

@@ -19,13 +19,8 @@ from typing import Any
 
 from gpud.errors import GpudError
 from gpud_ray.sets.model import GPU, Task, run_s
-from gpud_ray.sets.policies.packing import RULES, Packing, Plan, Rule
-from gpud_ray.sets.simulation import simulate
 
-__all__ = ["MOST_TASKS", "MissingSolver", "Schedule", "improved", "solve"]
-
-MOST_TASKS = 12
-"""Sets that are solved to the optimum within a second, most often."""
+__all__ = ["MissingSolver", "Schedule", "solve"]
 
 _TICKS = 1000  # in a second
 
@@ -129,28 +124,6 @@ def solve(
         solver.best_objective_bound / _TICKS,
         status == cp_model.OPTIMAL,
     )
-
-
-def improved(best: Plan, tasks: Sequence[Task], gpus: Sequence[GPU], limit_s: float = 1.0) -> Plan:
-    """Return a plan with the solver's schedule, or the given one if that ends no later.
-
-    Raises:
-        MissingSolver: OR-Tools is not installed.
-    """
-    try:
-        schedule = solve(tasks, gpus, limit_s=limit_s)
-    except TimeoutError:
-        return best
-    every = frozenset(gpu.id for gpu in gpus)
-    order = sorted(schedule.starts, key=lambda number: (schedule.starts[number][1], number))
-    candidate = Plan(
-        Rule("exact", RULES[0].rank, least=1.0),
-        {number: -float(place) for place, number in enumerate(order)},
-        {number: every - {gpu} for number, (gpu, _) in schedule.starts.items()},
-    )
-    trace = simulate(tasks, gpus, Packing(candidate), candidate.rule.model)
-    candidate.makespan_s = trace.makespan_s
-    return candidate if candidate.makespan_s < best.makespan_s else best
 
 
 def _cp_model() -> Any:

@@ -1,14 +1,8 @@
 """The source's figures in virtual time, with ours beside: makespans, beta, parallel tasks, use.
 
-Eight simulated servers with two 11 GB GPUs each. What was reported is in `REPORTED`; what is
-assumed besides, because the source does not say it, is `MAIN` of `readings`:
-
-* Baselines run one task of a GPU at a time, as their definitions have it, EGS two. Most of what EGS
-  gains over MCT and Min-min is this; ``alike`` has the same policies with two tasks at a time, too.
-* Tasks last as long as their arithmetic needs. Makespans are means over seeds.
-* Dividing takes EGS time, which grows with the tasks drawn and with those that wait.
-* Detections run on one server. Tasks at more than 90 % of a GPU's memory run at a quarter of their
-  speed (``pressure``); without that, four at a time would be the fastest.
+What is assumed besides, because the source does not say it, is in `readings`. 100 detections run on
+one server, in one set. Tasks at more than 90 % of a GPU's memory run at a quarter of their speed
+(``pressure``), which is assumed, not measured: without it four at a time are among the fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gpud_ray.sets.bounds import lower_bound_s
-from gpud_ray.sets.exact import solve
 from gpud_ray.sets.generate import (
     cluster,
     detections,
@@ -31,8 +24,9 @@ from gpud_ray.sets.model import GPU, Policy, Task
 from gpud_ray.sets.policies.baselines import Greedy, MaxMin, MinimumCompletionTime, MinMin
 from gpud_ray.sets.policies.egs import EGS
 from gpud_ray.sets.policies.packing import Packing, plan
-from gpud_ray.sets.readings import BETAS, COUNTS, MAIN, REPORTED_PERCENT, ROUNDS, table
 from gpud_ray.sets.simulation import DeviceModel, Trace, simulate
+from task_sets.exact import solve
+from task_sets.readings import COUNTS, GPUS, MAIN, products, table
 
 __all__ = ["PARALLEL", "REPORTED", "beside_exact", "compare", "never_worse"]
 
@@ -40,7 +34,7 @@ PARALLEL: Final = (1, 2, 4, 5)
 PRESSURE: Final = 0.25
 
 REPORTED: Final[dict[str, Any]] = {
-    "EGS_percent_of": REPORTED_PERCENT,
+    "EGS_percent_of": {"greedy": (39, 52, 58), "MCT": (50, 59, 64), "Min-min": (59, 66, 80)},
     "best_beta": 0.4,
     "parallel": {
         1: "below 30 % use",
@@ -59,39 +53,28 @@ def compare(
     instances: int = 0,
     exact: int = 0,
     *,
-    readings: bool = False,
     said: _Said = lambda _: None,
 ) -> dict[str, Any]:
-    """Simulate everything; return plain data, as `gpud-ray compare --json` prints it.
+    """Simulate everything; return plain data.
 
     Args:
         seeds: sets of each kind.
         instances: random instances for `never_worse`; 0: none.
         exact: small random instances for `beside_exact`; 0: none.
-        readings: whether to simulate the other readings of the source, too.
         said: called with what begins.
     """
-    gpus = cluster()
     found: dict[str, Any] = {"reported": REPORTED}
     said("makespans")
     found["makespans_s"] = {
-        count: _makespans([MAIN.tasks(count, seed) for seed in range(seeds)], gpus)
+        count: _makespans([products(count, seed) for seed in range(seeds)], GPUS)
         for count in COUNTS
     }
-    found["EGS_percent_of"] = {
-        name: [round(100 * row["EGS"] / row[name]) for row in found["makespans_s"].values()]
-        for name in ("greedy", "MCT", "Min-min", "Max-min")
-    }
-    said("beta")
-    for name, reading in (("beta_makespan_s", MAIN), ("beta_in_rounds_makespan_s", ROUNDS)):
-        found[name] = {beta: round(reading.egs_s(1000, seeds, gpus, beta), 3) for beta in BETAS}
+    said("readings")
+    found["readings"] = table(seeds)
     said("parallel tasks")
     found["parallel"] = {count: _parallel(count) for count in PARALLEL}
     said("use over time")
-    found["use"] = dict(_use(gpus))
-    if readings:
-        said("readings")
-        found["readings"] = table(seeds)
+    found["use"] = dict(_use(GPUS))
     if instances:
         said(f"{instances} random instances")
         found["random_instances"] = never_worse(instances)
@@ -110,7 +93,7 @@ def _makespans(sets: Sequence[Sequence[Task]], gpus: Sequence[GPU]) -> dict[str,
             "MCT": MinimumCompletionTime(),
             "Min-min": MinMin(),
             "Max-min": MaxMin(),
-            "EGS": MAIN.make_egs(seed),
+            "EGS": EGS(seed=seed, **MAIN),
             "greedy, two at a time": Greedy(2),
             "MCT, two at a time": MinimumCompletionTime(2),
             "Min-min, two at a time": MinMin(2),
@@ -147,12 +130,12 @@ def _parallel(count: int) -> dict[str, Any]:
 
 
 def _use(gpus: Sequence[GPU]) -> Iterator[tuple[str, list[dict[str, float]]]]:
-    tasks = MAIN.tasks(1000, 0)
+    tasks = products(1000, 0)
     ours = plan(tasks, gpus)
     for policy, model in (
         (Greedy(), None),
         (MinMin(), None),
-        (MAIN.make_egs(0), None),
+        (EGS(**MAIN), None),
         (Packing(ours), ours.rule.model),
     ):
         trace = simulate(tasks, gpus, policy, model, sampled=True)
@@ -173,7 +156,7 @@ def never_worse(instances: int, trials: int = 60) -> dict[str, Any]:
     of_egs: list[float] = []
     of_bound: list[float] = []
     for seed in range(instances):
-        chance = random.Random(seed)  # noqa: S311  (no secret)
+        chance = random.Random(seed)
         gpus = random_gpus(chance, chance.randint(1, 6))
         tasks = random_tasks(chance, chance.randint(2, 80), until_s=chance.choice((0, 0, 10)))
         egs_s = min(simulate(tasks, gpus, EGS(parallel=n, seed=seed)).makespan_s for n in (1, 2, 4))
@@ -207,7 +190,7 @@ def beside_exact(instances: int, limit_s: float = 5.0) -> dict[str, Any]:
     of_exact: list[float] = []
     optimal = 0
     for seed in range(instances):
-        chance = random.Random(seed)  # noqa: S311  (no secret)
+        chance = random.Random(seed)
         gpus = random_gpus(chance, chance.randint(1, 3))
         tasks = random_tasks(chance, chance.randint(4, 9), until_s=chance.choice((0, 5)))
         found = solve(tasks, gpus, limit_s=limit_s)

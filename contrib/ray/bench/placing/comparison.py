@@ -7,15 +7,14 @@ heartbeats.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from gpud_ray.placement.head_state import Ask, Beat, HeadState, Placed
-from gpud_ray.placement.idle_rate import READINGS, Reading, gpu_idle_rate, node_idle_rate
+from gpud_ray.placement.idle_rate import IdleMemory, gpu_idle_rate
 from gpud_ray.placement.settings import Settings
-from gpud_ray.placement.simulation import (
+from placing.simulation import (
     FIRST_S,
     NODES,
     SimulatedItem,
@@ -31,7 +30,7 @@ Run = dict[str, float]
 
 def run_idle_rate(settings: Settings, count: int, seed: int, load: float | None) -> Run:
     """Run items placed by the head's own decisions."""
-    head = HeadState(replace(settings, place_wait_s=1e9), -1e9)
+    head = HeadState(settings, -1e9)
 
     def carry_out(decisions: Sequence[Any]) -> None:
         for one in decisions:
@@ -84,14 +83,13 @@ def predictions(count: int, seed: int, load: float) -> dict[str, float]:
     """
     items, others = make_items(count, seed, load=load, nodes=NODES)
     rng = np.random.default_rng(seed)
-    rated: dict[str, list[float]] = {reading.name: [] for reading in _all_readings()}
+    rated: dict[IdleMemory, list[float]] = {memory: [] for memory in get_args(IdleMemory)}
 
     def place(item: SimulatedItem, _now_s: float) -> None:
         node = simulation.nodes[str(rng.choice(sorted(simulation.nodes)))]
         gpus = node.readings()
-        for reading in _all_readings():
-            rates = [gpu_idle_rate(gpu, reading) for gpu in gpus]
-            rated[reading.name].append(node_idle_rate(rates, reading))
+        for memory, rates in rated.items():
+            rates.append(max(gpu_idle_rate(gpu, memory) for gpu in gpus))
         simulation.arrive(node.name, item)
 
     simulation = Simulation(NODES, items, others, place, lambda *_: None, Settings().period_s)
@@ -106,10 +104,6 @@ def predictions(count: int, seed: int, load: float) -> dict[str, float]:
     by_name = {item.name: value for item, value in zip(done, reached, strict=True)}
     values = [by_name[name] for name in order]
     return {name: _spearman(rates, values) for name, rates in rated.items()}
-
-
-def _all_readings() -> list[Reading]:
-    return [*READINGS, *(replace(one, node="mean") for one in READINGS)]
 
 
 def _told(items: Sequence[SimulatedItem], ties: int) -> Run:

@@ -5,7 +5,7 @@ MCT, Min-min, Max-min and ours know durations, and ours the part of them in whic
 device. Then every policy runs the same set, in turns; and EGS with 1, 2 and 4 parallel tasks, in
 both modes. Makespans are medians of the rounds, beside greedy's.
 
-Run it: .venv-ray/bin/python contrib/ray/bench/task_sets.py [--tasks 100] [--rounds 3]
+Run it: .venv-ray/bin/python contrib/ray/bench/run_sets.py [--tasks 100] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dataclasses import replace
 from statistics import median
 
 from gpud_ray.sets.generate import random_set
-from gpud_ray.sets.run.nodes import run_locally
-from gpud_ray.sets.run.scheduler import POLICIES, Run
+from gpud_ray.sets.run.nodes import started_locally
+from gpud_ray.sets.run.scheduler import POLICIES, PolicyChoice, Run
 from gpud_ray.sets.setfile import SetTask, TaskSet
 
 NODES = (("cpu:1", "cpu:1"), ("cpu:1", "cpu:1"))
 ALONE = (("cpu:1",),)
 
 
-def done(run: Run) -> Run:
-    """Return the run, in which every task has to be done."""
+def ran(task_set: TaskSet, nodes: tuple[tuple[str, ...], ...], policy: str) -> Run:
+    """Run a set on nodes that are started and ended; every task has to be done."""
+    with started_locally(task_set, nodes, policy=PolicyChoice(policy)) as (scheduler, _):
+        run = scheduler.run()
     failed = [one.reason for one in run.ended.values() if one.state == "failed"]
     if failed:
         raise SystemExit(f"{len(failed)} tasks failed: {failed[0]}")
@@ -34,8 +36,8 @@ def done(run: Run) -> Run:
 
 def with_needs(tasks: list[SetTask]) -> list[SetTask]:
     """Measure each task alone: how long it takes, and which part of that it uses the device."""
-    run_locally(TaskSet(tasks, parallel=1), ALONE, policy="mct")  # compiles
-    ended = done(run_locally(TaskSet(tasks, parallel=1), ALONE, policy="mct")).ended
+    ran(TaskSet(tasks, parallel=1), ALONE, "mct")  # compiles
+    ended = ran(TaskSet(tasks, parallel=1), ALONE, "mct").ended
     measured = []
     for one in tasks:
         took_s, kernels_s = ended[one.needs.id].took_s, ended[one.needs.id].kernels_s
@@ -63,7 +65,7 @@ def main() -> None:
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
         for name, (policy, parallel, mode) in cases.items():
             task_set = TaskSet(tasks, parallel, mode)  # type: ignore[arg-type]
-            took[name].append(done(run_locally(task_set, NODES, policy=policy)).makespan_s)
+            took[name].append(ran(task_set, NODES, policy).makespan_s)
     first = median(took["greedy"])
     print("| case | makespan, s | of greedy | rounds |")
     print("| --- | ---: | ---: | --- |")

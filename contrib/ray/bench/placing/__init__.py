@@ -1,0 +1,1 @@
+"""Placements of items in virtual time; `placement.py` beside it prints them."""
