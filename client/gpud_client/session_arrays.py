@@ -12,7 +12,7 @@ from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Operation
 from gpud_client.devices import Device
 from gpud_client.textures import describe
-from gpud_client.workloads.workload import OFFSET, WorkloadBase, open_workload
+from gpud_client.workloads.workload import WorkloadBase, open_workload
 
 __all__ = ["SessionArrays"]
 
@@ -153,7 +153,7 @@ class SessionArrays(Generic[ArrayT, WorkloadT]):
         self,
         persistent: int | str | None = None,
         temporary: int | str | None = None,
-        offset: int | str = OFFSET,
+        offset: int | str | None = None,
         weight: int = 1,
         *,
         movable: bool = False,
@@ -171,7 +171,8 @@ class SessionArrays(Generic[ArrayT, WorkloadT]):
                 be learned.
             temporary: What lives within an iteration, at most, such as activations; None: to be
                 learned.
-            offset: Room in which the persistent memory can grow; it counts as used.
+            offset: Room in which the persistent memory can grow; it counts as used. None: 100 MiB,
+                or a sixteenth of the device's memory where that is less.
             weight: The length of its turns beside those of others, 1 to 1000.
             movable: What it keeps may be in host memory while others have their turns, so that it
                 also fits where all that workloads keep is more than the device has. Its arrays

@@ -141,6 +141,33 @@ def test_temporary_memory_is_zero_at_the_next_turn_and_its_arrays_end() -> None:
                 turn.empty(1 << 20, np.uint8)
 
 
+def test_temporary_memory_is_zero_at_each_iteration_where_workloads_share_a_device() -> None:
+    with serving() as daemon, gc.connect(daemon.path) as gpu:
+        one = gpu.workload("1MiB", "1MiB")
+        with one.iteration() as turn:
+            turn.array(np.full(N, 7, np.int32))
+        with one.iteration() as turn:
+            assert not turn.new
+            assert (turn.empty(N, np.int32).get() == 7).all(), "a workload alone is left alone"
+        other = gpu.workload("1MiB", "1MiB")
+        with one.iteration():
+            pass  # from the next one on, at the latest
+        for number in range(3):
+            with one.iteration() as turn:
+                assert not turn.new
+                assert not turn.empty(N, np.int32).get().any(), number
+                turn.array(np.full(2 * N, number + 1, np.int32))
+        other.close()
+
+
+def test_a_small_device_takes_a_workload_with_the_default_offset() -> None:
+    with gc.local("cpu:1", memory="48MiB") as gpu, gpu.workload("8MiB", "8MiB") as work:
+        kept = [work.zeros(8 << 20, np.uint8)]
+        kept.append(work.zeros(3 << 20, np.uint8))  # a sixteenth of the device to grow in
+        with pytest.raises(gc.OutOfMemory):
+            work.zeros(1 << 20, np.uint8)
+
+
 @pytest.mark.ci
 def test_a_workload_alone_asks_nobody_until_another_comes() -> None:
     with serving() as daemon, gc.connect(daemon.path) as one, gc.connect(daemon.path) as two:

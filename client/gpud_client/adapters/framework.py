@@ -48,7 +48,7 @@ from gpud_client.workloads.kinds import (
     needed_sizes,
 )
 from gpud_client.workloads.memory import MemoryRange
-from gpud_client.workloads.workload import OFFSET
+from gpud_client.workloads.workload import default_offset
 
 __all__ = ["FrameworkMemory", "Terms"]
 
@@ -62,7 +62,7 @@ class Terms(TypedDict, total=False):
 
     persistent: int | str | None
     temporary: int | str | None
-    offset: int | str
+    offset: int | str | None
     weight: int
     movable: bool
     device: Device | int | None
@@ -114,7 +114,7 @@ class FrameworkMemory:
         *,
         persistent: int | str | None = None,
         temporary: int | str | None = None,
-        offset: int | str = OFFSET,
+        offset: int | str | None = None,
         weight: int = 1,
         movable: bool = False,
         device: Device | int | None = None,
@@ -132,7 +132,8 @@ class FrameworkMemory:
             None if size is None else self._gpu.whole(byte_size(size))
             for size in (persistent, temporary)
         ]
-        room = self._gpu.whole(byte_size(offset))
+        bytes_ = default_offset([on]) if offset is None else byte_size(offset)
+        room = self._gpu.whole(bytes_)
         wanted = sizes[0], sizes[1], room
         self.workload = open_mapped(session, on, wanted, weight, self._gpu.granule, movable=movable)
         self.workload.on_recall = self._recalled

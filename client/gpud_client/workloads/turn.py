@@ -88,6 +88,12 @@ class TurnBase(ArrayMaker[ArrayT]):
         self._range = workload._new_range()
         workload._resume()
         self._open = True
+        dirty = workload._to_clear(new=self.new)
+        if dirty:
+            whole: ArrayT = yield from self._allocate((dirty,), np.dtype(np.uint8))
+            yield from whole._put(np.zeros(dirty, np.uint8))
+            del whole
+            self._range.peak = 0
 
     def _leave(self, error: BaseException | None) -> Operation[None]:
         yield from self._end()
@@ -100,6 +106,7 @@ class TurnBase(ArrayMaker[ArrayT]):
         if in_lanes:
             yield in_lanes  # of which the daemon, which waits for jobs, knows nothing
         self._open = False
+        workload._used_bytes = max(workload._used_bytes, self._range.peak)
         for array in list(self._arrays):
             array._withdraw(_OVER)
         workload._suspend()

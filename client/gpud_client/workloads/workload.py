@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -24,10 +25,10 @@ from gpud_client.workloads.array_maker import ArrayMaker, nbytes
 from gpud_client.workloads.memory import MemoryRange
 from gpud_client.workloads.turn import TurnBase
 
-__all__ = ["OFFSET", "WorkloadBase", "open_workload"]
+__all__ = ["WorkloadBase", "default_offset", "open_workload"]
 
-OFFSET = "100MiB"
-"""The default room in which a workload's persistent memory can grow."""
+_OFFSET_BYTES = 100 << 20
+_OFFSET_PART = 16  # of a device that is so small that the offset would fill much of it
 
 _CLOSED = "the workload is closed: open another one"
 _BETWEEN = (
@@ -76,6 +77,8 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         self._lock = threading.Lock()
         self._standing = False
         self._recalled = False
+        self._alone = True
+        self._used_bytes = 0  # of the temporary memory, from its beginning, since it was cleared
         self._unreported = 0  # iterations since the last one that the daemon was asked for
         self._left_ns = 0  # when the last one ended
         self._arrays: weakref.WeakSet[ArrayT] = weakref.WeakSet()
@@ -249,6 +252,7 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         """Note an iteration that the daemon has granted; returns whether a turn begins."""
         with self._lock:
             self._standing = answer["standing"] and not self._recalled
+            self._alone = answer["alone"]
             self._unreported = 1
         return answer["new"]
 
@@ -313,6 +317,15 @@ class WorkloadBase(ArrayMaker[ArrayT], Displayed, Generic[ArrayT, TurnT]):
         self._temporary = self._temporary[0], size
         return wm.FitWorkload(self._number, self._range.size, size, offset)
 
+    def _to_clear(self, *, new: bool) -> int:
+        """Return how much of its temporary memory an iteration of the same turn has left dirty.
+
+        0 if a turn begins, which the daemon clears; if nobody else has memory on the device; and
+        where a program does not see the memory: there it is cleared with the turn only.
+        """
+        used, self._used_bytes = self._used_bytes, 0
+        return 0 if new or self._alone or self._device.arrays != "shared" else used
+
     def _new_range(self) -> MemoryRange:
         return MemoryRange(*self._temporary, self._core.jobs.keys())
 
@@ -332,7 +345,7 @@ def open_workload(
     session: Any,
     cls: type[Any],
     device: Device | None,
-    sizes: tuple[int | str | None, int | str | None, int | str],
+    sizes: tuple[int | str | None, int | str | None, int | str | None],
     weight: int,
     *,
     mapped: bool = False,
@@ -346,7 +359,8 @@ def open_workload(
         None if size is None else _size(name, size)
         for name, size in zip(("persistent", "temporary"), sizes, strict=False)
     )
-    offset = _size("offset", sizes[2])
+    able = session._devices if device is None else [device]
+    offset = default_offset(able) if sizes[2] is None else _size("offset", sizes[2])
     if (persistent is None) != (temporary is None):
         raise ValueError(
             "give both persistent and temporary, or neither: then the first iteration shows them"
@@ -378,6 +392,11 @@ def open_workload(
     if early is not None:
         workload._move(away=early)
     return workload
+
+
+def default_offset(devices: Iterable[Device]) -> int:
+    """Return the bytes in which persistent memory can grow on the devices that may have it."""
+    return min(_OFFSET_BYTES, *(device.memory // _OFFSET_PART for device in devices))
 
 
 # -- helpers -----------------------------------------------------------------------------------

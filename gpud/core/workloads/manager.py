@@ -192,7 +192,8 @@ class WorkloadManager:
         if workload is not None:
             device.press()
             turns.leased = not turns.pressed
-            commands.append(Grant(workload, begins_turn, turns.leased))
+            alone = len(device.zones.temporary) == 1
+            commands.append(Grant(workload, begins_turn, turns.leased, alone))
             device.move(now_ns, commands)  # for the next one: this turn may be without events
         overstaying = turns.overstays(now_ns)
         if overstaying is not None:

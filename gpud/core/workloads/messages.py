@@ -191,11 +191,13 @@ class Grant(NamedTuple):
     Attributes:
         begins_turn: whether its turn begins with it, so that it has new temporary memory.
         standing: whether it may go on with further iterations, without asking, until `Recall`.
+        alone: whether its device has no other workload, so that it is left alone.
     """
 
     workload: int
     begins_turn: bool
     standing: bool
+    alone: bool
 
 
 class Recall(NamedTuple):

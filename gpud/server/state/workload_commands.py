@@ -201,7 +201,9 @@ class WorkloadCommands:
         if command.begins_turn:
             workload.turns += 1
         workload.standing = command.standing
-        answer = {"new": command.begins_turn, "standing": command.standing}
+        answer = {
+            "new": command.begins_turn, "standing": command.standing, "alone": command.alone,
+        }  # fmt: skip
         workload.owner.send(wm.Answer(request, answer))
 
     def _recall(self, command: wk.Recall) -> None:

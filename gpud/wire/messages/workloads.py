@@ -71,7 +71,8 @@ class BeginIteration(NamedTuple):
 
     "new": whether a turn begins with this iteration, so that its temporary memory is all zeroes;
     "standing": whether the workload may end this iteration and begin further ones without saying
-    so, until `TurnRecalled`.
+    so, until `TurnRecalled`; "alone": whether the device has no other workload, so that nothing is
+    cleared between its iterations.
     """
 
     request: Request
