@@ -230,6 +230,23 @@ def test_a_paused_gpu_gets_nothing_and_its_items_wait(nodes: Any) -> None:
     assert state.beat(nodes.beat("a"), 100) == [Placed("x", "a")]
 
 
+def test_items_with_reservations_go_where_so_much_can_be_reserved(nodes: Any) -> None:
+    state = head()
+    state.beat(nodes.beat("idle, all reserved", nodes.gpu(reserved_sms=60.0)), 0)
+    state.beat(nodes.beat("busy", nodes.gpu(idle_cores=0.1, jobs=6, reserved_sms=10.0)), 0)
+    assert place(state, 1) == {"idle, all reserved": 1}
+    # A quarter is 17 of 68 SMs: three fit beside 10, and none beside 60.
+    assert place(state, 3, now_s=1, reservation="25%") == {"busy": 3}
+    assert state.ask(Ask("fourth", "home", reservation="25%"), 1) == []
+    assert "a reservation of 25%" in state.waits_for(state.waiting["fourth"].ask)
+    assert state.ask(Ask("small", "home", reservation=5), 1) == [
+        Placed("small", "idle, all reserved")
+    ]
+    (refused,) = state.ask(Ask("large", "home", reservation=69), 1)
+    assert isinstance(refused, Refused)
+    assert "68 SMs" in refused.reason
+
+
 def test_items_wait_at_the_head_while_nodes_have_enough(nodes: Any) -> None:
     state = head("in_flight_per_gpu=2")
     state.beat(nodes.beat("a"), 0)

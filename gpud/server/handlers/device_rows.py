@@ -115,12 +115,21 @@ class DeviceRows:
             "paused": self.pause_of(device.index),
             "allocated": str(load.allocated),
             "allocated_sms": float(load.allocated),
+            "reserved_sms": self._reserved_sms(device),
             "jobs": load.jobs,
             "online_jobs": load.online,
             "queued_as": dict(device.ways) or None,
             "memory_used_bytes": self._arenas.used_bytes(device.index),
             "turns": self._workloads.turn(device.index),
         }
+
+    def _reserved_sms(self, device: Device) -> float:
+        """Return the SMs that nobody else can reserve: of online jobs, and of lanes that lend."""
+        record = self._records.get(device.index)
+        if record is None or device.info is None or not record.capacity:
+            return 0.0
+        reserved = record.online_allocated + record.promised
+        return device.info.sms * reserved / record.capacity
 
     def pause_of(self, index: int) -> dict[str, Any] | None:
         """Return who has paused a device, since when, and whether with ``now``; None: nobody."""

@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from gpud.units import share
 from gpud_ray.actors import MOST_CALLS, find_agent, find_head
 from gpud_ray.errors import Attempt, ItemFailed, NoCluster, Report
 from gpud_ray.head import Answer
@@ -174,7 +175,10 @@ class NodeAgent:
     async def _ask_head(
         self, item: Item, not_on: set[str], attempts: list[Attempt]
     ) -> Placed | Refused:
-        ask = Ask(item.id, self._node, item.memory_bytes, frozenset(not_on), item.only_on)
+        ask = Ask(
+            item.id, self._node, item.memory_bytes, frozenset(not_on), item.only_on,
+            item.call.reservation,
+        )  # fmt: skip
         since: float | None = None
         while True:
             try:
@@ -266,6 +270,9 @@ class NodeAgent:
                 continue
             rate = gpu_idle_rate(gpu, self._beats.settings.memory, unseen=unread[gpu.index])
             fits = gpu.memory_free_bytes >= item.memory_bytes
+            if item.call.reservation is not None:
+                needed = share(item.call.reservation, capacity=gpu.sms)
+                fits = fits and gpu.sms - gpu.reserved_sms >= needed
             if best is None or (fits, rate) > best[:2]:
                 best = fits, rate, gpu.index
         return None if best is None else best[2]

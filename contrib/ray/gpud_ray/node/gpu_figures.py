@@ -81,6 +81,7 @@ class GPUFigures:
             memory_free_bytes=min(max(free, 0), memory),
             warps_per_sm=threads // _WARP,
             jobs=int(row.get("jobs") or 0),
+            reserved_sms=float(row.get("reserved_sms") or 0),
             paused=bool(row.get("paused")),
             **figures,
         )

@@ -28,6 +28,7 @@ class GPUReading:
         memory_free_bytes: What of it is free.
         warps_per_sm: How many warps an SM can hold.
         jobs: How many jobs of any program it has.
+        reserved_sms: What of its SMs nobody else can reserve, in CapSM.
         paused: Whether it starts no job now: it gets no item until it goes on.
     """
 
@@ -44,6 +45,7 @@ class GPUReading:
     memory_free_bytes: int
     warps_per_sm: int = 64
     jobs: int = 0
+    reserved_sms: float = 0.0
     paused: bool = False
 
     def __post_init__(self) -> None:

@@ -14,6 +14,8 @@ nodes that are stale or lost. Each returns the decisions that follow, for items 
 * Items placed on a node since its last heartbeat are in none of that heartbeat's figures. Their
   number divides what was idle, and their memory is taken off what was free. A heartbeat names the
   items that had arrived when it was made, and those that have ended, so both are known exactly.
+* An item with a reservation needs a GPU that has so much left to be reserved, too: it would wait
+  for the online jobs there, however much of the rest is idle.
 * A tie (equal F) goes to the node with the fewest items in flight for its peak, then to the one
   where the item's data is (the asker's), then to the one that has waited longest.
 * A heartbeat with a number not over the last one's, of the same life of the node's agent, was
@@ -36,6 +38,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpud.units import share
 from gpud_ray.placement.gpu_reading import GPUReading
 from gpud_ray.placement.idle_rate import gpu_idle_rate
 from gpud_ray.placement.settings import Settings
@@ -86,6 +89,7 @@ class Ask:
         memory_bytes: What its arrays take together.
         not_on: Nodes that have failed it: others are preferred.
         only_on: The one node that may take it; empty: any.
+        reservation: The share that it runs with, as it is submitted to gpud; None: offline.
     """
 
     item: str
@@ -93,6 +97,15 @@ class Ask:
     memory_bytes: int = 0
     not_on: frozenset[str] = frozenset()
     only_on: str = ""
+    reservation: float | str | None = None
+
+    def sms_of(self, gpu: GPUReading) -> float:
+        """Return how many SMs of a GPU it reserves."""
+        return 0.0 if self.reservation is None else float(share(self.reservation, capacity=gpu.sms))
+
+    def fits(self, gpu: GPUReading) -> bool:
+        """Return whether the GPU is large enough for it, be it busy or not."""
+        return gpu.memory_bytes >= self.memory_bytes and gpu.sms >= self.sms_of(gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,7 @@ class Node:
     items: dict[str, int] = field(default_factory=dict)  # those that its last heartbeat knew
     unseen: dict[str, int] = field(default_factory=dict)  # placed since
     placed_s: dict[str, float] = field(default_factory=dict)  # when, of those
+    reserves: dict[str, Ask] = field(default_factory=dict)  # those of them with reservations
     last_placed: int = 0
 
     @property
@@ -204,12 +218,12 @@ class HeadState:
             return [Placed(ask.item, where, again=True)]
         if where is not None:
             self._forget(ask.item)
-        behind = not ask.only_on and ask.memory_bytes >= self._least_waiting
+        behind = _plain(ask) and ask.memory_bytes >= self._least_waiting
         decision = self._refusal(ask, now_s) if behind else self._decide(ask, now_s)
         if decision is None:
             hopeless_s = None if self._could_ever(ask) else now_s
             self.waiting.setdefault(ask.item, Waiting(ask, now_s, hopeless_s))
-            if not ask.only_on:
+            if _plain(ask):
                 self._least_waiting = min(self._least_waiting, ask.memory_bytes)
             return []
         self.waiting.pop(ask.item, None)
@@ -255,8 +269,8 @@ class HeadState:
         """Return whether a node's last heartbeat is old."""
         return now_s - node.at_s > self.settings.stale_s
 
-    def rate(self, node: Node, memory_bytes: int = 0) -> float:
-        """Return F of a node for an item that needs so much memory; 0 if no GPU has it."""
+    def rate(self, node: Node, ask: Ask | None = None) -> float:
+        """Return F of a node for an item; 0 if no GPU is large enough."""
         gpus, memory = node.beat.gpus, self.settings.memory
         # The node gives its items to its GPUs by the same rule, so they are spread over them.
         share, more = divmod(len(node.unseen), len(gpus)) if gpus else (0, 0)
@@ -265,19 +279,19 @@ class HeadState:
             (
                 gpu_idle_rate(gpu, memory, unseen=share + (index < more), taken=taken)
                 for index, gpu in enumerate(gpus)
-                if not gpu.paused and gpu.memory_bytes >= memory_bytes
+                if not gpu.paused and (ask is None or ask.fits(gpu))
             ),
             default=0.0,
         )
 
-    def has_room(self, node: Node, memory_bytes: int) -> bool:
-        """Return whether a node may be given one item more, of so much memory."""
+    def has_room(self, node: Node, ask: Ask) -> bool:
+        """Return whether a node may be given an item now."""
         if not self._has_turn(node):
             return False
         # In the worst case all unseen items are on the GPU that this one would need.
         unseen = sum(node.unseen.values())
         return any(
-            gpu.memory_free_bytes - unseen >= memory_bytes
+            gpu.memory_free_bytes - unseen >= ask.memory_bytes and self._can_reserve(node, gpu, ask)
             for gpu in node.beat.gpus
             if not gpu.paused
         )
@@ -292,7 +306,7 @@ class HeadState:
         if not any(node.beat.gpus for node in able):
             return "a gpud that answers: no node's does"
         if not self._could_ever(ask):
-            return f"a GPU of {ask.memory_bytes:,} bytes: none is that large"
+            return f"a GPU of {ask.memory_bytes:,} bytes{_reserving(ask)}: none is that large"
         if all(gpu.paused for node in able for gpu in node.beat.gpus):
             return "a GPU that is not paused"
         if not any(self._has_turn(node) for node in able):
@@ -300,8 +314,11 @@ class HeadState:
                 "its turn: each node has as many items as it is given at a time "
                 f"({self.settings.in_flight_per_gpu} a GPU, setting in_flight_per_gpu)"
             )
-        if not any(self.has_room(node, ask.memory_bytes) for node in able):
-            return f"{ask.memory_bytes:,} bytes of free memory: nodes with a turn have less now"
+        if not any(self.has_room(node, ask) for node in able):
+            return (
+                f"{ask.memory_bytes:,} bytes of free memory{_reserving(ask)}: nodes with a turn "
+                "have less now"
+            )
         return "the items before it"
 
     # -- steps
@@ -312,6 +329,11 @@ class HeadState:
         gpus = sum(not gpu.paused for gpu in node.beat.gpus)
         return gpus > 0 and (not limit or node.in_flight < limit * gpus)
 
+    def _can_reserve(self, node: Node, gpu: GPUReading, ask: Ask) -> bool:
+        needed = ask.sms_of(gpu)
+        unseen = sum(one.sms_of(gpu) for one in node.reserves.values())  # all may be on this GPU
+        return not needed or gpu.sms - gpu.reserved_sms - unseen >= needed
+
     def _account(self, node: Node, beat: Beat) -> None:
         if beat.holds is not None:
             held = dict(beat.holds)
@@ -319,12 +341,14 @@ class HeadState:
                 self._forget(item)
             for item, size in held.items():
                 node.unseen.pop(item, None)
+                node.reserves.pop(item, None)
                 node.items[item] = size
                 self._where[item] = node.name
         for item in beat.arrived:
             if item in node.unseen:
                 node.items[item] = node.unseen.pop(item)
                 node.placed_s.pop(item, None)
+                node.reserves.pop(item, None)
         for item in beat.ended:
             if self._where.get(item) == node.name:
                 self._forget(item)
@@ -335,12 +359,13 @@ class HeadState:
             node.items.pop(item, None)
             node.unseen.pop(item, None)
             node.placed_s.pop(item, None)
+            node.reserves.pop(item, None)
 
     def _place_waiting(self, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         full: set[int] = set()  # sizes for which there was no room a moment ago
         for ask in [one.ask for one in self.waiting.values()]:
-            general = not ask.only_on and not ask.not_on
+            general = _plain(ask) and not ask.not_on
             if general and any(ask.memory_bytes >= size for size in full):
                 continue
             decision = self._decide(ask, now_s)
@@ -350,7 +375,7 @@ class HeadState:
             elif general:
                 full.add(ask.memory_bytes)
         self._least_waiting = min(
-            (one.ask.memory_bytes for one in self.waiting.values() if not one.ask.only_on),
+            (one.ask.memory_bytes for one in self.waiting.values() if _plain(one.ask)),
             default=math.inf,
         )
         return decisions
@@ -361,14 +386,15 @@ class HeadState:
         all_reported = all(node.beat.gpus for node in self.nodes.values() if node.beat.serves)
         if not able or not all_reported or now_s - self._started_s < self.settings.lost_s:
             return None
-        largest = max(gpu.memory_bytes for node in able for gpu in node.beat.gpus)
-        if ask.memory_bytes <= largest:
+        if self._could_ever(ask):
             return None
+        gpus = [gpu for node in able for gpu in node.beat.gpus]
+        most_bytes, most_sms = (max(gpu.memory_bytes for gpu in gpus), max(g.sms for g in gpus))
         self.counts["refused"] += 1
         return Refused(
             ask.item,
-            f"it needs {ask.memory_bytes:,} bytes, and the largest GPU that may take it has "
-            f"{largest:,}; split it, or add a node with more memory",
+            f"it needs {ask.memory_bytes:,} bytes{_reserving(ask)}, and the largest GPU that may "
+            f"take it has {most_bytes:,} and {most_sms} SMs; split it, or add a larger node",
         )
 
     def _able(self, ask: Ask) -> list[Node]:
@@ -386,20 +412,22 @@ class HeadState:
         if refusal is not None:
             return refusal
         able = self._able(ask)
-        with_room = [node for node in able if self.has_room(node, ask.memory_bytes)]
+        with_room = [node for node in able if self.has_room(node, ask)]
         fresh = [node for node in with_room if not self.stale(node, now_s)]
         if not (chosen_from := fresh or with_room):
             return None
         node = self._most_idle(chosen_from, ask)
         node.unseen[ask.item] = ask.memory_bytes
         node.placed_s[ask.item] = now_s
+        if ask.reservation is not None:
+            node.reserves[ask.item] = ask
         self._where[ask.item] = node.name
         self.counts["placed"] += 1
         node.last_placed = self.counts["placed"]
         return Placed(ask.item, node.name)
 
     def _most_idle(self, nodes: Iterable[Node], ask: Ask) -> Node:
-        rated = [(self.rate(node, ask.memory_bytes), node) for node in nodes]
+        rated = [(self.rate(node, ask), node) for node in nodes]
         best = max(rate for rate, _ in rated)
         equal = [node for rate, node in rated if rate >= best - _EQUAL * max(best, 1e-300)]
         if len(equal) == 1:
@@ -414,11 +442,7 @@ class HeadState:
 
     def _could_ever(self, ask: Ask) -> bool:
         """Return whether a node that is there has a GPU that is large enough, however busy."""
-        return any(
-            gpu.memory_bytes >= ask.memory_bytes
-            for node in self._able(ask)
-            for gpu in node.beat.gpus
-        )
+        return any(ask.fits(gpu) for node in self._able(ask) for gpu in node.beat.gpus)
 
     def _expired(self, one: Waiting, now_s: float) -> str | None:
         """Return why an item that waits shall wait no longer; None: it goes on."""
@@ -441,3 +465,12 @@ class HeadState:
             f"for {waited_s:.0f} s (setting place_wait_s) there was no node that could take it: "
             f"{self.waits_for(one.ask)}; see gpud-ray status"
         )
+
+
+def _plain(ask: Ask) -> bool:
+    """Return whether nothing but memory decides where an item has room."""
+    return not ask.only_on and ask.reservation is None
+
+
+def _reserving(ask: Ask) -> str:
+    return "" if ask.reservation is None else f" and a reservation of {ask.reservation}"
