@@ -18,13 +18,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpud_ray.client import local_session, status, submit
+    from gpud_ray.client import local_session, status, submit, workload_node
     from gpud_ray.errors import Attempt, ItemFailed, NoCluster, Report
     from gpud_ray.items import InOut, KernelCall, Out
     from gpud_ray.placement.settings import Settings
 
 _HOMES = {
-    "gpud_ray.client": ("local_session", "status", "submit"),
+    "gpud_ray.client": ("local_session", "status", "submit", "workload_node"),
     "gpud_ray.errors": ("Attempt", "ItemFailed", "NoCluster", "Report"),
     "gpud_ray.items": ("InOut", "KernelCall", "Out"),
     "gpud_ray.placement.settings": ("Settings",),
@@ -44,6 +44,7 @@ __all__ = [
     "local_session",
     "status",
     "submit",
+    "workload_node",
 ]
 
 __version__ = "0.1.0"

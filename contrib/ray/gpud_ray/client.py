@@ -11,11 +11,12 @@ import ray
 
 import gpud_client as gc
 from gpud.errors import InvalidArgument
+from gpud.units import byte_size
 from gpud_ray.actors import agent_name, find_agent, find_head
 from gpud_ray.errors import NoCluster
 from gpud_ray.items import InOut, Item, KernelCall, Out, array_of, new_item_id
 
-__all__ = ["local_session", "status", "submit"]
+__all__ = ["local_session", "status", "submit", "workload_node"]
 
 _INLINE_BYTES = 64 << 10  # smaller arrays travel within the item
 _REPEATS = 5  # of the call, if the agent of this node is restarted meanwhile
@@ -84,6 +85,41 @@ def status() -> dict[str, Any]:
     _connected()
     told: dict[str, Any] = ray.get(find_head().status.remote(), timeout=30)
     return told
+
+
+def workload_node(persistent: int | str, temporary: int | str, offset: int | str = 0) -> str:
+    """Return the node on which most memory stays free beside a workload.
+
+    Of a GPU's workloads the persistent memory adds up, and the largest temporary need counts once,
+    so a node whose workloads have large temporary needs already has room for this one's.
+
+    Args:
+        persistent: What the workload keeps, in bytes or as "2GiB".
+        temporary: What lives within one of its iterations.
+        offset: Room in which the persistent memory can grow.
+
+    Returns:
+        Ray's id of the node, for `NodeAffinitySchedulingStrategy`; `local_session` in a task there
+        opens the workload.
+
+    Raises:
+        NoCluster: This program is not connected to Ray, there is no head, or no node has the room.
+        ValueError: A size is none.
+    """
+    keeps, shares = byte_size(persistent) + byte_size(offset), byte_size(temporary)
+    left = [
+        (gpu["memory_free_bytes"] - keeps - max(0, shares - gpu["temporary_bytes"]), row["node"])
+        for row in status()["nodes"]
+        for gpu in row["inputs"]
+        if row["state"] == "ready" and not gpu["paused"]
+    ]
+    free_bytes, node = max(left, key=lambda one: one[0], default=(-1, ""))
+    if free_bytes < 0:
+        raise NoCluster(
+            f"no node has room for a workload that keeps {keeps:,} bytes and uses {shares:,} "
+            "within an iteration; gpud-ray status shows what is free"
+        )
+    return str(node)
 
 
 def _connected() -> None:

@@ -17,6 +17,7 @@ import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
+import gpud_client as gc
 import gpud_ray
 from gpud.errors import InvalidArgument
 from gpud_ray.actors import find_agent
@@ -87,6 +88,39 @@ def test_several_results_are_a_tuple_in_the_order_of_the_arguments(two_nodes: An
     a, b = ray.get(gpud_ray.submit(call), timeout=60)
     assert np.array_equal(a, x + 1)
     assert np.array_equal(b, np.arange(32, dtype=np.int32).reshape(4, 8))
+
+
+def test_a_workload_goes_where_most_memory_stays_free(two_nodes: Any) -> None:
+    rows = {row["node"]: row for row in gpud_ray.status()["nodes"] if row["sms"]}
+    (one, first), (two, second) = rows.items()
+    sockets = {node: row["address"].partition(" ")[2] for node, row in rows.items()}
+    most = min(row["memory_free_bytes"] for row in rows.values())
+    with gc.connect(sockets[one]) as gpu:
+        used = gpu.workload("1MiB", "100MiB", offset=0)
+        held = gc.connect(sockets[two])
+        array = held.zeros(60 << 20, np.uint8)
+        waits_until(lambda: free(one) < first["memory_free_bytes"])
+        waits_until(lambda: free(two) < second["memory_free_bytes"])
+        # The temporary memory of 100 MiB is there once, for all workloads of a node.
+        assert gpud_ray.workload_node("1MiB", "100MiB") == one
+        assert gpud_ray.workload_node("1MiB", "0") == two
+        with pytest.raises(gpud_ray.NoCluster, match="room"):
+            gpud_ray.workload_node(most, "1MiB")
+        used.close()
+        array.free()
+        held.close()
+
+
+def free(node: str) -> int:
+    rows = gpud_ray.status()["nodes"]
+    return int(next(row["memory_free_bytes"] for row in rows if row["node"] == node))
+
+
+def waits_until(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

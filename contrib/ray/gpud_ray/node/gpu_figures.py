@@ -82,6 +82,7 @@ class GPUFigures:
             warps_per_sm=threads // _WARP,
             jobs=int(row.get("jobs") or 0),
             reserved_sms=float(row.get("reserved_sms") or 0),
+            temporary_bytes=int((row.get("turns") or {}).get("temporary_bytes", 0)),
             paused=bool(row.get("paused")),
             **figures,
         )

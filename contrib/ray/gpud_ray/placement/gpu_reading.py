@@ -29,6 +29,8 @@ class GPUReading:
         warps_per_sm: How many warps an SM can hold.
         jobs: How many jobs of any program it has.
         reserved_sms: What of its SMs nobody else can reserve, in CapSM.
+        temporary_bytes: The temporary memory that its workloads share in turns; part of what is not
+            free.
         paused: Whether it starts no job now: it gets no item until it goes on.
     """
 
@@ -46,6 +48,7 @@ class GPUReading:
     warps_per_sm: int = 64
     jobs: int = 0
     reserved_sms: float = 0.0
+    temporary_bytes: int = 0
     paused: bool = False
 
     def __post_init__(self) -> None:
