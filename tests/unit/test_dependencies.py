@@ -118,9 +118,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rich",
     ),
 }
-RAY = ("gpud_client", "gpud.errors", "gpud_ray.errors", "gpud_ray.items", "numpy", "ray")
+RAY = (
+    "gpud_client",
+    "gpud.errors",
+    "gpud.units",
+    "gpud_ray.errors",
+    "gpud_ray.items",
+    "numpy",
+    "ray",
+)
 MAY_IMPORT |= {  # of contrib/ray
-    "gpud_ray.placement": ("gpud.errors", "numpy"),
+    "gpud_ray.placement": ("gpud.errors", "gpud.units", "numpy"),
     "gpud_ray.sets": (
         "gpud.errors", "gpud.units", "gpud_client.cli.kernel_arguments", "typer", "numpy",
         "ortools",
