@@ -10,6 +10,7 @@ from gpud import __version__
 from gpud.cli.demo import demo
 from gpud.cli.doctor import doctor
 from gpud.cli.replay import replay
+from gpud.cli.runner import runner
 from gpud.cli.serve import serve
 
 __all__ = ["app"]
@@ -49,3 +50,4 @@ app.command(
 )(demo)
 app.command()(doctor)
 app.command()(replay)
+app.command()(runner)

@@ -73,6 +73,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "numpy",
     ),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "pynvml"),
+    "gpud.tasks": ("gpud.errors",),
+    "gpud.tasks.core": ("gpud.errors", "gpud.core.lifecycles"),
+    "gpud.tasks.store": ("gpud.errors", "gpud.tasks.core"),
+    "gpud.tasks.runner": (
+        "gpud.units",
+        "gpud.errors",
+        "gpud.wire",
+        "gpud.tasks",
+        "gpud.telemetry",
+        "gpud.server.ipc",
+        "gpud.server.logs",
+        "gpud.__version__",
+    ),
     "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
     "gpud.server.state": (*BELOW_STATE, "gpud.server.ipc"),
     "gpud.server.hosts": (
@@ -112,6 +125,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "gpud.units",
         "gpud.errors",
         "gpud.checked_memory",
+        "gpud.__version__",
         "msgpack",
         "numpy",
         "typer",
@@ -148,6 +162,7 @@ MAY_IMPORT |= {  # of contrib/ray
 STANDARD_LIBRARY_BANS = {
     "gpud_ray.placement": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),
     "gpud.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),
+    "gpud.tasks.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),
     "gpud.compiler": ("asyncio", "time", "random", "socket"),
 }
 
@@ -225,6 +240,9 @@ def test_dependencies_point_one_way() -> None:
         ("gpud.units", "import gpud.errors"),
         ("gpud.core.scheduler", "from gpud.compiler import pipeline"),
         ("gpud.core.scheduler", "import asyncio"),
+        ("gpud.tasks.core.scheduler", "import time"),
+        ("gpud.tasks.core.scheduler", "from gpud.tasks import store"),
+        ("gpud.tasks.runner.server", "from gpud_client.tasks import runner_client"),
         ("gpud.core.scheduler", "def f():\n    from time import monotonic_ns"),
         ("gpud.compiler.passes.forms.claim", "from gpud.device.cpu import lower"),
         ("gpud.compiler.passes.forms.claim", "import numpy as np"),

@@ -29,7 +29,7 @@ NOWHERE = re.compile(r"\bDESIGN\b|\bdesign (?:page|document)\b|\bdesign, section
 # "`name` in `file`", "`name` of `file`"
 NAMED = re.compile(r"`([\w.]+)(?:\(\))?`,?\s+(?:in|of)\s+(?:the\s+)?`((?:[\w-]+/)*[\w-]+\.py)`")
 DECISION = re.compile(r"decisions\.md,\s+\"([^\"]+)\"")
-USERS_OWN = {"my_program.py", "fit.py", "t.py"}
+USERS_OWN = {"my_program.py", "fit.py", "t.py", "train.py", "evaluate.py", "sweep.py"}
 
 
 def repository_files() -> frozenset[str]:

@@ -15,6 +15,7 @@ from gpud_client.cli import (
     programs,
     queries,
     run,
+    task,
     top,
     workloads,
 )
@@ -58,7 +59,9 @@ def _gpuctl(
     if as_json:
         given["as_json"] = True
     of_config = dict.fromkeys(config.COMMANDS, given)
-    ctx.default_map = {**dict.fromkeys((*COMMANDS, "exec"), given), "config": of_config}
+    of_task = dict.fromkeys(task.COMMANDS, given)
+    own = dict.fromkeys((*COMMANDS, "exec"), given)
+    ctx.default_map = {**own, "config": of_config, "task": of_task}
 
 
 COMMANDS = {
@@ -91,3 +94,4 @@ for _name, _command in COMMANDS.items():
 # What follows the program's name is the program's.
 app.command("exec", context_settings={"allow_interspersed_args": False})(programs.exec_)
 app.add_typer(config.config, name="config")
+app.add_typer(task.task, name="task")

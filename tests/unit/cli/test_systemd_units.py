@@ -12,9 +12,10 @@ import pytest
 from gpud.cli import main
 from gpud.config import Config
 from gpud.wire.socket_path import default_socket_path
+from gpud.wire.task_paths import runner_socket
 
 ROOT = Path(__file__).parents[3] / "contrib" / "systemd"
-UNITS = sorted(ROOT.glob("*/gpud.*"))
+UNITS = sorted(ROOT.glob("*/gpud*.*"))
 Unit = dict[str, list[tuple[str, str]]]
 
 
@@ -43,7 +44,8 @@ def value(unit: Unit, section: str, key: str) -> str:
 
 def test_all_units_are_there() -> None:
     assert [str(path.relative_to(ROOT)) for path in UNITS] == [
-        "system/gpud.service", "system/gpud.socket", "user/gpud.service", "user/gpud.socket",
+        "system/gpud.service", "system/gpud.socket", "user/gpud-runner.service",
+        "user/gpud-runner.socket", "user/gpud.service", "user/gpud.socket",
     ]  # fmt: skip
 
 
@@ -59,6 +61,16 @@ def test_the_service_drains_and_says_when_it_is_ready(kind: str) -> None:
     program, *arguments = value(unit, "Service", "ExecStart").split()
     assert Path(program).name == "gpud"
     assert main([*arguments, "--help"]) == 0
+
+
+def test_the_runners_units_start_it_where_clients_look_and_leave_tasks_running() -> None:
+    unit = parse(ROOT / "user" / "gpud-runner.service")
+    _, *arguments = value(unit, "Service", "ExecStart").split()
+    assert main([*arguments, "--help"]) == 0
+    assert value(unit, "Service", "KillMode") == "process"
+    socket = parse(ROOT / "user" / "gpud-runner.socket")
+    listen = value(socket, "Socket", "ListenStream").replace("%t", "/run/user/1000")
+    assert Path(listen) == runner_socket({"XDG_RUNTIME_DIR": "/run/user/1000"})
 
 
 def test_what_would_stop_the_compiler_is_not_asked_for() -> None:
@@ -97,7 +109,7 @@ def test_systemd_finds_nothing_wrong(kind: str, tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
         env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
     )  # fmt: skip
-    ours = [line for line in done.stderr.splitlines() if "gpud." in line]
+    ours = [line for line in done.stderr.splitlines() if "gpud" in line]
     assert ours == [], done.stderr
 
 

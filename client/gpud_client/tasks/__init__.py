@@ -1,0 +1,1 @@
+"""Tasks: whole programs in queues, run by the user's runner."""
