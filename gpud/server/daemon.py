@@ -33,9 +33,9 @@ from gpud.server.ipc import file_descriptors, systemd
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.metrics_endpoint import MetricsEndpoint
 from gpud.server.parts import make_parts
+from gpud.server.shared import SharedState
 from gpud.server.state.access import Peer, peer_of
 from gpud.server.state.event_log import EventLog
-from gpud.server.state.shared import SharedState
 from gpud.wire.socket_path import draining_path
 
 __all__ = ["Daemon", "run"]

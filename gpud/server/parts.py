@@ -36,9 +36,9 @@ from gpud.server.hosts.gpu_monitors import GpuMonitors
 from gpud.server.hosts.interface import HOST_COMMAND, Connect
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.stream import Outbox
+from gpud.server.shared import SharedState
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.others import Others
-from gpud.server.state.shared import SharedState
 
 __all__ = ["Parts", "make_parts"]
 

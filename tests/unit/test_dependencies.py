@@ -29,7 +29,13 @@ BELOW_STATE = (
     "gpud.units", "gpud.errors", "gpud.config", "gpud.wire", "gpud.core", "gpud.compiler",
     "gpud.device.host.messages", "gpud.telemetry",
 )  # fmt: skip
-LAYERS = ("gpud.server.ipc", "gpud.server.state", "gpud.server.hosts")  # of the server
+LAYERS = (
+    "gpud.server.ipc",
+    "gpud.server.state",
+    "gpud.server.workloads",
+    "gpud.server.shared",
+    "gpud.server.hosts",
+)  # of the server
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
     # What clients and the CPU device share in the checking mode; offsets only.
@@ -88,12 +94,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
     "gpud.server.state": (*BELOW_STATE, "gpud.server.ipc"),
-    "gpud.server.hosts": (
-        *BELOW_STATE,
-        "gpud.processes",
-        "gpud.server.ipc",
-        "gpud.server.state",
-    ),
+    "gpud.server.workloads": (*BELOW_STATE, *LAYERS[:2]),
+    "gpud.server.shared": (*BELOW_STATE, *LAYERS[:3]),
+    "gpud.server.hosts": (*BELOW_STATE, "gpud.processes", *LAYERS[:4]),
     "gpud.server.handlers": (*BELOW_STATE, *LAYERS, "gpud.__version__", "msgpack"),
     "gpud.server": (ABOVE, "uvloop"),
     # Its commands end as those of gpuctl do, and the client takes nothing from here.

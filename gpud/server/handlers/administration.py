@@ -13,9 +13,9 @@ from gpud.errors import Draining, InvalidArgument, UnknownName
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
+from gpud.server.shared import SharedState
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.session import Session
-from gpud.server.state.shared import SharedState
 from gpud.wire import messages as wm
 
 __all__ = ["Administration", "check_administrator"]

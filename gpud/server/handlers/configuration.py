@@ -38,9 +38,9 @@ from gpud.server.handlers.administration import check_administrator
 from gpud.server.handlers.answers import Steps
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import systemd
+from gpud.server.shared import SharedState
 from gpud.server.state.access import may_manage
 from gpud.server.state.session import Session, internal_error
-from gpud.server.state.shared import SharedState
 from gpud.wire import messages as wm
 
 __all__ = ["Configuration"]

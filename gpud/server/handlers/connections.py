@@ -25,10 +25,10 @@ from gpud.server.handlers.followers import Followers
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.stream import Outbox, Stream
+from gpud.server.shared import SharedState
 from gpud.server.state.access import Peer, user_name
 from gpud.server.state.arenas import MemoryExcess
 from gpud.server.state.session import PendingCompilation, Session
-from gpud.server.state.shared import SharedState
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.wire import messages as wm
 

@@ -17,8 +17,8 @@ from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.file_descriptors import DescriptorBudget
+from gpud.server.shared import SharedState
 from gpud.server.state.access import user_name
-from gpud.server.state.shared import SharedState
 
 __all__ = ["Doctor"]
 

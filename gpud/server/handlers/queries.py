@@ -22,11 +22,11 @@ from gpud.server.handlers.job_rows import JobRows
 from gpud.server.handlers.workload_rows import WorkloadRows
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
+from gpud.server.shared import SharedState
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.modules import Module
 from gpud.server.state.others import Others
 from gpud.server.state.session import Session
-from gpud.server.state.shared import SharedState
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.telemetry.records import AllocationChange, trace_events, trace_header
 from gpud.wire import messages as wm

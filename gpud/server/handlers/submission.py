@@ -23,8 +23,8 @@ from gpud.server.state.modules import Kernel, Module, Shape
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
 from gpud.server.state.submitted_job import SubmittedJob
-from gpud.server.state.workload_use import check_use
-from gpud.server.state.workloads import Workloads
+from gpud.server.workloads.use import check_use
+from gpud.server.workloads.workloads import Workloads
 from gpud.units import JobId, SessionId, job_id
 from gpud.wire.beginnings import is_short
 from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Resume, Submit

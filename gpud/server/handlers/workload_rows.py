@@ -8,8 +8,8 @@ from typing import Any
 from gpud.core.workloads.turns import Phase
 from gpud.core.workloads.window import Place
 from gpud.server.state.access import Peer, may_manage, user_name
-from gpud.server.state.workload import Workload, workload_name
-from gpud.server.state.workloads import Workloads
+from gpud.server.workloads.workload import Workload, workload_name
+from gpud.server.workloads.workloads import Workloads
 
 __all__ = ["WorkloadRows"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpud.server.hosts.devices import Devices
 from gpud.server.state.session import Session
-from gpud.server.state.workloads import Workloads
+from gpud.server.workloads.workloads import Workloads
 from gpud.wire import messages as wm
 
 __all__ = ["WorkloadRequests"]

@@ -34,11 +34,11 @@ from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
 from gpud.server.hosts.devices import Devices
 from gpud.server.ipc import memfd
+from gpud.server.shared import SharedState
 from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.modules import Module
 from gpud.server.state.quota import User
-from gpud.server.state.shared import SharedState
 from gpud.server.state.submitted_job import SubmittedJob
 from gpud.server.state.symbolizer import symbolized, symbolized_in
 from gpud.units import JobId, Partitions, job_name

@@ -13,8 +13,8 @@ from gpud.errors import DeviceLost, GpudError, InvalidArgument
 from gpud.server.ipc.child_process import OnReply
 from gpud.server.ipc.file_descriptors import DescriptorBudget
 from gpud.server.state.arenas import Arenas, MemoryLimits
-from gpud.server.state.mapped_memory import MappedMemory
-from gpud.server.state.workload import Workload
+from gpud.server.workloads.mapped_memory import MappedMemory
+from gpud.server.workloads.workload import Workload
 from gpud.wire import messages as wm
 
 MIB = 1 << 20

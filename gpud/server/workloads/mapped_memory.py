@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from gpud.errors import GpudError, InvalidArgument
 from gpud.server.ipc.child_process import OnReply
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.workload import Workload
+from gpud.server.workloads.workload import Workload
 from gpud.wire import messages as wm
 
 __all__ = ["MappedMemory", "ZoneOwner"]

@@ -1,7 +1,7 @@
 """The workloads of all sessions: handles their requests, for which the workload manager decides.
 
 `gpud.core.workloads.manager` decides who is admitted and who has the turn; this module tells it
-what happens, and sets timers. `gpud.server.state.workload_commands` carries out its commands.
+what happens, and sets timers. `gpud.server.workloads.commands` carries out its commands.
 
 Properties:
     answered: every request is answered once, also if its session or workload ends meanwhile;
@@ -24,14 +24,14 @@ from gpud.core.workloads.zones import Need
 from gpud.errors import GpudError, InvalidArgument, UnknownName
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.idle_turns import IdleTurns
-from gpud.server.state.mapped_memory import MappedMemory, ZoneOwner
-from gpud.server.state.program_moves import ProgramMoves
-from gpud.server.state.region_mover import RegionMover
 from gpud.server.state.session import Session
-from gpud.server.state.workload import Workload, workload_name
-from gpud.server.state.workload_commands import WorkloadCommands
-from gpud.server.state.workload_memory import WorkloadMemory
+from gpud.server.workloads.commands import WorkloadCommands
+from gpud.server.workloads.idle_turns import IdleTurns
+from gpud.server.workloads.mapped_memory import MappedMemory, ZoneOwner
+from gpud.server.workloads.memory import WorkloadMemory
+from gpud.server.workloads.program_moves import ProgramMoves
+from gpud.server.workloads.region_mover import RegionMover
+from gpud.server.workloads.workload import Workload, workload_name
 from gpud.telemetry.records import Records
 from gpud.wire import messages as wm
 
@@ -78,7 +78,10 @@ class Workloads:
         self._commands = WorkloadCommands(
             self.all,
             arenas,
-            (self._memory, self._mapped, self.mover, self.programs),
+            self._memory,
+            self._mapped,
+            self.mover,
+            self.programs,
             records,
             self._feed,
             self._close,

@@ -12,11 +12,11 @@ from gpud.core.workloads import messages as wk
 from gpud.errors import GpudError, OutOfMemory, UnknownName
 from gpud.server.state.access import user_name
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.mapped_memory import MappedMemory
-from gpud.server.state.program_moves import ProgramMoves
-from gpud.server.state.region_mover import Placed, RegionMover
-from gpud.server.state.workload import Workload, workload_name
-from gpud.server.state.workload_memory import WorkloadMemory
+from gpud.server.workloads.mapped_memory import MappedMemory
+from gpud.server.workloads.memory import WorkloadMemory
+from gpud.server.workloads.program_moves import ProgramMoves
+from gpud.server.workloads.region_mover import Placed, RegionMover
+from gpud.server.workloads.workload import Workload, workload_name
 from gpud.telemetry.records import Records
 from gpud.units import Address
 from gpud.wire import messages as wm
@@ -35,8 +35,10 @@ class WorkloadCommands:
     Args:
         workloads: all of them, by number.
         arenas: the memory of sessions' arrays.
-        memory: the workloads' memory, that of those whose programs map it themselves, what moves
-            regions, and what has programs move them.
+        memory: of the workloads.
+        mapped: of those whose programs map it themselves.
+        mover: moves regions.
+        programs: has programs move them.
         records: gets events.
         feed: has the manager handle an event, after the commands of the one before.
         close: closes a workload.
@@ -49,14 +51,18 @@ class WorkloadCommands:
         self,
         workloads: dict[int, Workload],
         arenas: Arenas,
-        memory: tuple[WorkloadMemory, MappedMemory, RegionMover, ProgramMoves],
+        memory: WorkloadMemory,
+        mapped: MappedMemory,
+        mover: RegionMover,
+        programs: ProgramMoves,
         records: Records,
         feed: Callable[[wk.Event], None],
         close: Callable[[Workload], None],
     ) -> None:
         self._all = workloads
         self._arenas = arenas
-        self._memory, self._mapped, self._mover, self._programs = memory
+        self._memory, self._mapped = memory, mapped
+        self._mover, self._programs = mover, programs
         self._records = records
         self._feed = feed
         self._close = close

@@ -13,8 +13,8 @@ from gpud.errors import InvalidArgument
 from gpud.server.state.access import may_manage
 from gpud.server.state.sequence import ValidatedSequence
 from gpud.server.state.session import Session
-from gpud.server.state.workload import Workload, workload_name
-from gpud.server.state.workloads import Workloads
+from gpud.server.workloads.workload import Workload, workload_name
+from gpud.server.workloads.workloads import Workloads
 from gpud.wire.messages import CLIENT_PROTOCOL, LaunchRecord, Submit
 
 __all__ = ["check_use"]

@@ -13,7 +13,7 @@ from gpud.server.state.job_tables import ActiveJobs
 from gpud.server.state.modules import Modules
 from gpud.server.state.quota import Users
 from gpud.server.state.sessions import Sessions
-from gpud.server.state.workloads import Workloads
+from gpud.server.workloads.workloads import Workloads
 from gpud.telemetry.records import Records
 
 __all__ = ["SharedState"]

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from gpud.server.state.workload import Workload
+from gpud.server.workloads.workload import Workload
 
 __all__ = ["IdleTurns"]
 

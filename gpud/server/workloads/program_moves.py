@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 
 from gpud.errors import GpudError, InternalError, InvalidArgument
-from gpud.server.state.region_mover import OnMoved
-from gpud.server.state.workload import Workload, workload_name
+from gpud.server.workloads.region_mover import OnMoved
+from gpud.server.workloads.workload import Workload, workload_name
 from gpud.wire import messages as wm
 
 __all__ = ["ProgramMoves"]

@@ -6,7 +6,7 @@ import time
 
 from gpud.core.workloads.zones import Need
 from gpud.server.state.session import Session
-from gpud.server.state.workload_memory import Lent
+from gpud.server.workloads.memory import Lent
 from gpud.wire import messages as wm
 
 __all__ = ["Workload", "workload_name"]

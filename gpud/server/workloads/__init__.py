@@ -1,0 +1,1 @@
+"""Programs that take turns with the devices' memory: what the daemon knows of them and does."""
