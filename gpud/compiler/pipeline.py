@@ -68,6 +68,7 @@ from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.toolchain.declared_types import declared_types
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.compiler.toolchain.pointer_types import pointer_types
+from gpud.compiler.variables import NO_BLOCK, place_variables
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -203,6 +204,7 @@ class Compilation:
         self.stage = "source"
         self.log = ""
         self.lowered_names: dict[str, str] = {}
+        self._block = NO_BLOCK
         self._not_found: KernelNotFound | None = None
         """NVRTC's error about a name that may be a plain one."""
 
@@ -243,7 +245,8 @@ class Compilation:
             if self._not_found is not None:
                 if any(n not in lowered and n not in kernels for n in request.name_expressions):
                     raise self._not_found
-            return Program(ptx, text, kernels, lowered, symbols_of(flat), self.log, sites.sites)
+            symbols = symbols_of(flat, self._block)
+            return Program(ptx, text, kernels, lowered, symbols, self.log, sites.sites, self._block)
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -338,6 +341,8 @@ class Compilation:
         accepted = {n: d for n, d in decisions.items() if d.form is not Form.REJECTED}
         if len(accepted) < len(decisions):
             flat = _without_rejected(flat, list(accepted))
+        if self.request.places_variables:
+            self._block = place_variables(flat)
         return rewrite(
             flat,
             _with_variants(accepted, killable),
@@ -345,6 +350,7 @@ class Compilation:
             bounds_checks=self.request.bounds_checks,
             kill=self.request.kill,
             check=self.request.check,
+            arena_variables=self.request.places_variables,
             after=self._dump_module if self.dump else None,
         )
 

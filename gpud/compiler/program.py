@@ -26,6 +26,7 @@ from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.data_layout import layout_bytes, size_and_align
 from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
+from gpud.compiler.variables import NO_BLOCK, Block, Relocation
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
 
 if TYPE_CHECKING:  # processes that only read programs do not load the analyses
@@ -46,7 +47,7 @@ __all__ = [
     "symbols_of",
 ]
 
-_LENGTHS = struct.Struct("<3I")
+_LENGTHS = struct.Struct("<4I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,21 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True)
 class SymbolInfo:
-    """A module variable that the host can read and write; ``size`` and ``align`` in bytes."""
+    """A module variable that the host can read and write.
+
+    Attributes:
+        name: In the PTX.
+        space: ``"global"`` or ``"const"``.
+        size: In bytes.
+        align: In bytes.
+        offset: In the program's block (`gpud.compiler.variables`); None: it is not there.
+    """
 
     name: str
     space: str
     size: int
     align: int
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +193,7 @@ class Program:
         symbols: Module variables in ``.global`` and ``.const`` by name.
         log: NVRTC's log, empty for PTX.
         sites: The instructions that fault records name, by number.
+        block: The memory of its variables, if they lie in the session's arena.
     """
 
     ptx: str
@@ -192,6 +203,7 @@ class Program:
     symbols: dict[str, SymbolInfo]
     log: str = ""
     sites: tuple[Site, ...] = ()
+    block: Block = NO_BLOCK
 
     def kernel(self, name: str) -> KernelInfo:
         """Return the kernel of a name: see `gpud.compiler.kernel_names`.
@@ -215,11 +227,17 @@ class Program:
             "symbols": [asdict(symbol) for symbol in self.symbols.values()],
             "log": self.log,
             "sites": [astuple(site) for site in self.sites],
+            "block": [
+                self.block.size,
+                [[at, len(data)] for at, data in self.block.pieces],
+                self.block.relocations,
+            ],
         }
         parts = [
             part.encode("utf-8", "surrogatepass")
             for part in (json.dumps(meta), self.ptx, self.original_ptx)
         ]
+        parts.append(b"".join(data for _, data in self.block.pieces))
         return b"".join((_LENGTHS.pack(*map(len, parts)), *parts))
 
     @classmethod
@@ -235,7 +253,7 @@ class Program:
                 raise ValueError("the lengths do not fit")
             texts = []
             rest = memoryview(data)[_LENGTHS.size :]
-            for length in lengths:
+            for length in lengths[:3]:
                 texts.append(str(rest[:length], "utf-8", "surrogatepass"))
                 rest = rest[length:]
             meta = json.loads(texts[0])
@@ -249,9 +267,28 @@ class Program:
                 {symbol.name: symbol for symbol in symbols},
                 meta["log"],
                 tuple(Site(*fields) for fields in meta["sites"]),
+                _block(meta["block"], symbols, bytes(rest)),
             )
         except (struct.error, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an encoded program: {error}") from error
+
+
+def _block(plain: list[Any], symbols: Iterable[SymbolInfo], data: bytes) -> Block:
+    """Build the block of variables from JSON; ``data`` are the bytes of its pieces."""
+    size, pieces, relocations = plain
+    made = []
+    for at, length in pieces:
+        made.append((at, data[:length]))
+        data = data[length:]
+    offsets = {one.name: one.offset for one in symbols if one.offset is not None}
+    block = Block(size, offsets, tuple(made), tuple(map(_relocation, relocations)))
+    block.check()
+    return block
+
+
+def _relocation(fields: list[Any]) -> Relocation:
+    at, size, target, mask = fields
+    return at, size, target, mask
 
 
 def rejection(kernel: KernelInfo) -> KernelRejected:
@@ -305,15 +342,17 @@ def has_sliced_variant(decision: Decision) -> bool:
     return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
 
 
-def symbols_of(module: Module) -> dict[str, SymbolInfo]:
+def symbols_of(module: Module, block: Block = NO_BLOCK) -> dict[str, SymbolInfo]:
     """Return the variables of ``module`` that the host can access, by name, without gpud's own."""
+    offsets = block.offsets
     symbols: dict[str, SymbolInfo] = {}
     for item in module.items:
         if type(item) is Variable and item.space in ("global", "const"):
             if item.name in OWN_VARIABLES:
                 continue
             size, align = size_and_align(item)
-            symbols[item.name] = SymbolInfo(item.name, item.space, size, align)
+            at = offsets.get(item.name)
+            symbols[item.name] = SymbolInfo(item.name, item.space, size, align, at)
     return symbols
 
 

@@ -30,6 +30,15 @@ class Request:
         """Whether the source is PTX, or the images hold it."""
         return bool(self.images) or is_ptx(self.source)
 
+    @property
+    def places_variables(self) -> bool:
+        """Whether the program's variables lie in its session's arena: see `Block`.
+
+        Those of images do, as programs that exist ask for their addresses. Those of sources have
+        the constant memory of a GPU, which is quicker.
+        """
+        return bool(self.images) and not self.check
+
 
 def is_ptx(source: str) -> bool:
     """Return whether ``source`` is PTX: its first word starts with a dot, which C++'s cannot."""

@@ -297,13 +297,21 @@ class Device(Protocol):
     def allocate(self, size: int) -> Memory:
         """Allocate zeroed device memory, aligned to 256 bytes."""
 
-    def load(self, text: str, arena: tuple[int, int] | None = None) -> ProgramModule:
+    def load(
+        self,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        *,
+        variables: tuple[int, int] | None = None,
+    ) -> ProgramModule:
         """Load PTX.
 
         Args:
             text: the program.
             arena: address and size of the memory that its bounds checks let it access besides its
                 own variables; None: accesses are not checked.
+            variables: address and size of the block in which its variables lie
+                (`gpud.compiler.variables`); None: they are the module's own.
         """
 
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:

@@ -27,6 +27,7 @@ from gpud.server.handlers.metrics import metrics_text
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
 from gpud.server.handlers.submission import Submission
+from gpud.server.handlers.variables import VariableRequests
 from gpud.server.handlers.workload_rows import WorkloadRows
 from gpud.server.handlers.workloads import WorkloadRequests
 from gpud.server.hosts.compile_pool import CompilePool
@@ -124,9 +125,8 @@ def make_parts(
         arguments=settings.compile_arguments(config),
         bounds_checks=config.bounds_checks,
     )
-    programs = ProgramRequests(
-        devices, compiler, state.modules, state.arenas, config.max_message_bytes
-    )
+    variables = VariableRequests(devices, state.arenas, config.max_message_bytes)
+    programs = ProgramRequests(devices, compiler, state.modules, state.arenas, variables)
     answers = Answers(loop)
     followers = Followers(state.records)
     others = Others(scheduler, state.arenas, names=config.others == "names")
@@ -152,6 +152,7 @@ def make_parts(
     handlers = message_table(
         Submission(devices, state.jobs, runner, state.workloads),
         programs,
+        variables,
         MemoryRequests(state.arenas, devices),
         JobRequests(state.jobs, state.history, runner, job_rows, answers),
         queries,

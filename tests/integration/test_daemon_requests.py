@@ -165,6 +165,27 @@ async def test_symbols(world: World) -> None:
     assert answer.value == b"\0hello\0"
 
 
+async def test_variables_of_an_image_are_an_array_that_only_unloading_frees(world: World) -> None:
+    client = await world.client()
+    table = ".global .align 4 .b32 table[2] = {7, 8};\n.visible .entry"
+    image = PTX.format(name="k").replace(".visible .entry", table).encode()
+    compiled = await client.ask(lambda r: wm.Compile(r, 0, "", (), images=(image,)), wm.Compiled)
+    arena = await client.expect(wm.Arena)
+    at = compiled.addresses["table"] - arena.base
+    with mmap.mmap(client.descriptors[0], arena.size) as memory:
+        assert memory[at : at + 8] == bytes([7, 0, 0, 0, 8, 0, 0, 0])
+        memory[at] = 9
+        read = wm.ReadSymbol(5, compiled.module, "table", 0, 5)
+        assert (await client.ask(lambda r: read._replace(request=r), wm.Answer)).value[0] == 9
+        client.send(wm.Free(0, compiled.addresses["table"]))
+        refused = (await client.expect(wm.Failed)).error
+        assert refused["code"] == "invalid-argument"
+        assert "unload the module" in refused["message"]
+        client.send(wm.Unload(compiled.module))
+        assert await client.allocate(8) == compiled.addresses["table"]
+        assert memory[at : at + 8] == bytes(8)
+
+
 async def test_an_unloaded_module_is_unknown_and_leaves_the_host(world: World) -> None:
     client = await world.client()
     module = await client.kernel("k")

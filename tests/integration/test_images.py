@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -47,3 +49,76 @@ def test_what_holds_no_ptx_is_refused_by_name(gpu: gc.Session) -> None:
     assert refused.value.kind == "machine-code"
     with pytest.raises(TypeError, match="images as bytes"):
         gpu.module([])
+
+
+VARIABLES = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 counts[3] = {10, 20, 30};
+.visible .const .align 4 .f32 scale = 0f40400000;
+.global .align 8 .u64 second = generic(counts)+4;
+.visible .entry use(.param .u64 x)
+{
+    .reg .b64 %a, %b;
+    .reg .f32 %f, %s;
+    .reg .b32 %v;
+    ld.param.u64 %a, [x];
+    ld.global.f32 %f, [%a];
+    mov.u64 %b, scale;
+    ld.const.f32 %s, [%b];
+    mul.f32 %f, %f, %s;
+    st.global.f32 [%a], %f;
+    ld.global.u64 %b, [second];
+    atom.add.u32 %v, [%b], 1;
+    red.global.add.u32 [counts+8], 100;
+    ret;
+}
+"""
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> Iterator[gc.Session]:
+    """A session on the CPU device, and on the CUDA device over the model of the driver."""
+    if request.param == "cpu":
+        yield request.getfixturevalue("gpu")
+        return
+    with request.getfixturevalue("served").connect() as session:
+        yield session
+
+
+def test_variables_have_addresses_in_the_arena(device: gc.Session) -> None:
+    """The host, the module's kernels and those of others see the same bytes."""
+    module, other = device.module(VARIABLES), device.kernel(DOUBLE, "twice")
+    counts, scale = module.symbol("counts", np.int32), module.symbol("scale", np.float32)
+    assert module.symbol("second", np.uint64).get() == counts.ptr + 4
+    np.testing.assert_array_equal(counts.get(), [10, 20, 30])
+    x = device.array(np.ones(1, np.float32))
+    use = module.kernel("use")
+    use.submit(grid=1, block=1, args=(x,)).result(TIMEOUT_S)
+    np.testing.assert_array_equal(counts.get(), [10, 21, 130])
+    assert x.get() == [3.0]
+    scale.set([0.5])
+    counts.set([1, 2, 3])
+    use.submit(grid=1, block=1, args=(x,)).result(TIMEOUT_S)
+    assert x.get() == [1.5]
+    other.submit(grid=1, block=3, args=(counts.ptr,)).result(TIMEOUT_S)
+    np.testing.assert_array_equal(counts.get(), [2, 6, 206])
+    # Constants lie in the arena, too, and a kernel of another module may read and write them.
+    bits = module.symbol("scale", np.int32)
+    bits.set([21])
+    other.submit(grid=1, block=1, args=(scale.ptr,)).result(TIMEOUT_S)
+    assert bits.get() == [42]
+
+
+def test_modules_of_one_image_have_variables_of_their_own(device: gc.Session) -> None:
+    first, second = (device.module(VARIABLES).symbol("counts", np.int32) for _ in range(2))
+    first.set([7, 8, 9])
+    np.testing.assert_array_equal(second.get(), [10, 20, 30])
+    assert first.ptr != second.ptr
+
+
+def test_variables_of_a_source_have_no_address(gpu: gc.Session) -> None:
+    module = gpu.module(VARIABLES.decode())
+    with pytest.raises(gc.InvalidArgument, match="pass the PTX as bytes"):
+        module.symbol("counts").ptr  # noqa: B018

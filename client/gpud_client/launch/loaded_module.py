@@ -26,6 +26,7 @@ class LoadedModule:
         self.kernels: list[dict[str, Any]] = answer.kernels
         self.names: Mapping[str, int] = answer.names
         self.symbols: Mapping[str, int] = answer.symbols
+        self.addresses: Mapping[str, int] = answer.addresses
         self.log: str = answer.log
         # (M, form) by (kernel, block, dynamic shared memory)
         self.measured: dict[tuple[int, tuple[int, int, int], int], tuple[int, str]] = {}

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpud.errors import UnknownName
+from gpud.errors import InvalidArgument, UnknownName
 from gpud.wire.messages import Compile, ReadSymbol, Unload, WriteSymbol
 from gpud_client.arrays import Shape, as_dtype, as_shape
 from gpud_client.connection.faces import operation
@@ -168,6 +168,21 @@ class SymbolBase:
                 f"{name} has {self.nbytes} bytes; {self.shape} of {self.dtype} have "
                 f"{math.prod(self.shape) * self.dtype.itemsize}"
             )
+
+    @property
+    def ptr(self) -> int:
+        """Its device address, for kernels of any module; of a program that was sent as images.
+
+        Raises:
+            InvalidArgument: The module was compiled from a source.
+        """
+        address = self._module._loaded[self._device.index].addresses.get(self.name)
+        if address is None:
+            raise InvalidArgument(
+                f"{self.name} has no address outside of its module; variables of images have one: "
+                "pass the PTX as bytes"
+            )
+        return int(address)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}, {self.nbytes} bytes>"

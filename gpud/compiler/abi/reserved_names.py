@@ -33,6 +33,7 @@ __all__ = [
     "RANGES",
     "RESERVED",
     "RESERVED_PREFIXES",
+    "VARIABLES",
     "is_killable",
     "is_slots",
     "kernel_of",
@@ -63,7 +64,11 @@ HEAP: Final = "gpud_heap"
 RANGES: Final = "gpud_ranges"
 """The variable with address and size of each of the program's variables that pointers may reach."""
 
-OWN_VARIABLES: Final = (ARENA, HEAP, RANGES)
+VARIABLES: Final = "gpud_variables"
+"""The variable with the base and size of the program's variables in the session's arena, of which
+`gpud.compiler.passes.runtime.arena_variables` makes it. Also the prefix of its registers."""
+
+OWN_VARIABLES: Final = (ARENA, HEAP, RANGES, VARIABLES)
 """The variables that are gpud's and not the program's."""
 
 GRID_SYNC: Final = "gpud_grid"
@@ -93,6 +98,7 @@ RESERVED_PREFIXES: Final = (
     GRID_SYNC,
     LOOP,
     PRINT,
+    VARIABLES,
 )
 """Prefixes of registers, labels and functions that devices recognise, after ``%`` or ``$``."""
 

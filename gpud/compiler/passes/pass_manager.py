@@ -23,6 +23,7 @@ from gpud.compiler.passes.forms.grid_sync import pass_grid_sync
 from gpud.compiler.passes.forms.hidden_parameters import pass_coordinates
 from gpud.compiler.passes.forms.persistent import pass_persistent
 from gpud.compiler.passes.forms.sliced import pass_sliced
+from gpud.compiler.passes.runtime.arena_variables import pass_arena_variables
 from gpud.compiler.passes.runtime.fault_lowering import pass_fault_lowering
 from gpud.compiler.passes.runtime.printf import pass_printf
 from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
@@ -48,8 +49,8 @@ class Pass:
         run: the function that rewrites a module; its third argument is the site table if it
             ``reports``.
         reports: whether it inserts fault reports.
-        only: the option that enables it: ``"check"``, ``"bounds_checks"``,
-            ``"kill"``; None: it always runs.
+        only: the option that enables it: ``"arena_variables"``, ``"check"``,
+            ``"bounds_checks"``, ``"kill"``; None: it always runs.
     """
 
     name: str
@@ -63,6 +64,7 @@ _RESIZABLE = frozenset((Form.PERSISTENT, Form.SLICED))
 _ALL = _RESIZABLE | {Form.WHOLE}
 
 PASSES: tuple[Pass, ...] = (
+    Pass("arena-variables", _ALL, pass_arena_variables, only="arena_variables"),
     Pass("checking", _ALL, pass_checking, reports=True, only="check"),
     Pass("traps", _ALL, pass_traps, reports=True),
     Pass("bounds-checks", _ALL, pass_bounds_checks, reports=True, only="bounds_checks"),
@@ -94,6 +96,7 @@ def rewrite(
     bounds_checks: bool = False,
     kill: bool = False,
     check: bool = False,
+    arena_variables: bool = False,
     after: Callable[[str, Module], None] | None = None,
 ) -> Module:
     """Bring every entry of ``plan`` into its form; other entries stay as they are.
@@ -106,6 +109,7 @@ def rewrite(
         kill: insert kill polls into killable variants
             (`gpud.compiler.abi.reserved_names.killable_variant`).
         check: announce accesses to the checking mode.
+        arena_variables: have the program's variables lie in its session's arena.
         after: called with each pass's name and result, to dump stages.
 
     Raises:
@@ -115,7 +119,12 @@ def rewrite(
         decision.require()
     if plan:
         check_names(call_graph(module))
-    options = {"bounds_checks": bounds_checks, "kill": kill, "check": check}
+    options = {
+        "arena_variables": arena_variables,
+        "bounds_checks": bounds_checks,
+        "check": check,
+        "kill": kill,
+    }
     chosen = {None, *(name for name, wanted in options.items() if wanted)}
     sites = SiteTable(module) if sites is None else sites
     for one in PASSES:

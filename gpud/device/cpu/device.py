@@ -113,9 +113,15 @@ class CPUDevice:
         """Map a session's memory file, so that kernels can address it. See `CPUArena`."""
         return CPUArena(descriptor, size, base)
 
-    def load(self, text: str, arena: tuple[int, int] | None = None) -> CPUModule:
+    def load(
+        self,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        *,
+        variables: tuple[int, int] | None = None,
+    ) -> CPUModule:
         """Load a PTX program; see `CPUModule`."""
-        return CPUModule(text, arena, self._compiler, self._finisher)
+        return CPUModule(text, arena, self._compiler, self._finisher, variables=variables)
 
     def occupancy(self, kernel: CPUKernel, block: Sequence[int], shared: int = 0) -> int:
         """Return M for a block shape and ``shared`` bytes of dynamic shared memory.

@@ -212,12 +212,20 @@ class CUDADevice:
         """The memory that programs map in their turns."""
         return self.arenas.zone
 
-    def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
+    def load(
+        self,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        *,
+        variables: tuple[int, int] | None = None,
+    ) -> CUDAModule:
         """Load a PTX program whose kernels may access ``arena``; see `CUDAModule`."""
         with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
-        module = CUDAModule(self.context, text, arena, self.device_blocks, dump=self._dump)
+        module = CUDAModule(
+            self.context, text, arena, self.device_blocks, dump=self._dump, placed=variables
+        )
         handle = module.release()
         self._programs[int(handle)] = handle
         # The finalizer may run on any thread, with any lock: the module is unloaded later.

@@ -300,7 +300,8 @@ class Host:
     def _load(self, command: m.Load) -> None:
         if command.module in self._modules:
             raise InvalidArgument(f"there is a module {command.module} already")
-        program = self._device.load(command.ptx, self._memory.range_of(command.session))
+        arena = self._memory.range_of(command.session)
+        program = self._device.load(command.ptx, arena, variables=command.variables)
         self._modules[command.module] = _Module(command.session, program)
         self._send(m.Replied(command.ticket))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 from gpud.core.commands import EndJob, KillJob, ResizeJob, TakeBackPlan
-from gpud.wire.field_types import blob, choice, flag, listed, pair, plain, text, uint
+from gpud.wire.field_types import blob, choice, flag, listed, optional, pair, plain, text, uint
 from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
@@ -113,6 +113,11 @@ class Load(NamedTuple):
     module: Module
     session: Session
     ptx: Annotated[str, text(1 << 26), "the rewritten program"]
+    variables: Annotated[
+        tuple[int, int] | None,
+        optional(pair(uint(64), uint(64))),
+        "address and size of its variables in the arena; nil: they are its own",
+    ] = None
 
 
 @_front(4)

@@ -70,6 +70,10 @@ class MemoryRequests:
 
     def free(self, session: Session, message: wm.Free) -> None:
         """Handle `Free`: the memory is released once the jobs submitted so far have ended."""
+        if (message.device, message.array) in session.blocks:
+            raise InvalidArgument(
+                f"the memory at {message.array:#x} is a module's variables: unload the module"
+            )
         session.free(message.device, message.array)
 
     def upload(self, session: Session, message: wm.Upload) -> None:

@@ -13,6 +13,7 @@ from gpud.server.handlers.memory import MemoryRequests
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
 from gpud.server.handlers.submission import Submission
+from gpud.server.handlers.variables import VariableRequests
 from gpud.server.handlers.workloads import WorkloadRequests
 from gpud.wire import messages as wm
 
@@ -22,6 +23,7 @@ __all__ = ["message_table"]
 def message_table(
     submission: Submission,
     programs: ProgramRequests,
+    variables: VariableRequests,
     memory: MemoryRequests,
     jobs: JobRequests,
     queries: Queries,
@@ -39,8 +41,8 @@ def message_table(
         wm.Compile: programs.compile_program,
         wm.Unload: programs.unload,
         wm.Measure: programs.measure,
-        wm.ReadSymbol: programs.read_symbol,
-        wm.WriteSymbol: programs.write_symbol,
+        wm.ReadSymbol: variables.read,
+        wm.WriteSymbol: variables.write,
         wm.Allocate: memory.allocate,
         wm.Free: memory.free,
         wm.Upload: memory.upload,

@@ -1,17 +1,18 @@
-"""Handles requests about programs: compile, measure, read and write variables, unload."""
+"""Handles requests about programs: compile, measure, unload."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
+from gpud.errors import GpudError, InvalidArgument, LimitExceeded
+from gpud.server.handlers.variables import REQUEST_BYTES, VariableRequests
 from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
 from gpud.server.hosts.compile_process import Source
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.task_turns import TaskTurns
 from gpud.server.state.arenas import Arenas
-from gpud.server.state.modules import CompiledProgram, Module, Modules
+from gpud.server.state.modules import CompiledProgram, Modules
 from gpud.server.state.session import Session
 from gpud.server.state.symbolizer import symbolized_rejection
 from gpud.wire import messages as wm
@@ -21,8 +22,6 @@ __all__ = ["ProgramRequests"]
 # Limits of one session, on what the front and the hosts keep.
 _MOST_MODULES = 4096
 _MOST_SHAPES = 1024
-_REQUEST_BYTES = 1024  # charged for a request that waits for its answer, beside its data
-_MESSAGE_BYTES = 4096  # of an answer's frame, beside the bytes of a variable
 
 
 class ProgramRequests:
@@ -33,7 +32,7 @@ class ProgramRequests:
         compiler: compiles programs.
         modules: of all sessions, by number.
         arenas: counts the variables' memory.
-        max_message_bytes: the largest message.
+        variables: gives the modules' variables their places.
 
     Attributes:
         measuring: the turns of devices' users at having kernels compiled there.
@@ -45,14 +44,14 @@ class ProgramRequests:
         compiler: CompilePool,
         modules: Modules,
         arenas: Arenas,
-        max_message_bytes: int,
+        variables: VariableRequests,
     ) -> None:
         self.measuring = TaskTurns()
         self._devices = devices
         self._compiler = compiler
         self._modules = modules
         self._arenas = arenas
-        self._most_bytes = max_message_bytes - _MESSAGE_BYTES
+        self._variables = variables
 
     def compile_program(self, session: Session, message: wm.Compile) -> None:
         """Handle `Compile`: answer `Compiled`."""
@@ -69,7 +68,7 @@ class ProgramRequests:
                 "the program has a source and images; send CUDA C++ or PTX as the source, or images"
             )
         parts = (message.source, *message.names, *message.options, *message.images)
-        size = _REQUEST_BYTES + sum(map(len, parts))
+        size = REQUEST_BYTES + sum(map(len, parts))
         if len(session.modules) >= _MOST_MODULES:
             raise LimitExceeded(
                 f"the session has {_MOST_MODULES} modules; unload some",
@@ -83,26 +82,14 @@ class ProgramRequests:
             session.waiters.pop(waiter, None)
             if session.gone:
                 return
-            number = 0
-            if program is not None:
-                try:
-                    number = self._new_module(session, device.index, program)
-                except GpudError as refusal:
-                    error = refusal
-            if program is None or error is not None:
+            if program is None:
                 assert error is not None
                 session.fail(message.request, error)
                 return
-            session.send(
-                wm.Compiled(
-                    message.request,
-                    number,
-                    program.descriptions,
-                    program.names,
-                    program.symbols,
-                    program.log,
-                )
-            )
+            try:
+                self._load(session, device.index, program, message.request)
+            except GpudError as refusal:
+                session.fail(message.request, refusal)
 
         source = Source(
             message.source,
@@ -118,8 +105,8 @@ class ProgramRequests:
         session.waiters[waiter] = None
         self._compiler.compile(source, waiter)
 
-    def _new_module(self, session: Session, device: int, program: CompiledProgram) -> int:
-        """Make a module, counted against the session's limits; return its number.
+    def _load(self, session: Session, device: int, program: CompiledProgram, request: int) -> None:
+        """Make a module, counted against the session's limits, and answer `Compiled`.
 
         Raises:
             LimitExceeded, OutOfMemory: it exceeds one; nothing is counted then.
@@ -131,8 +118,27 @@ class ProgramRequests:
         except GpudError:
             session.host_memory.uncharge(program.size_bytes)
             raise
-        self._modules[module.number] = session.modules[module.number] = module
-        return module.number
+
+        def placed(error: GpudError | None) -> None:
+            if error is not None:
+                self._arenas.release(session.number, device, module.variable_bytes)
+                session.host_memory.uncharge(program.size_bytes)
+                session.fail(request, error)
+                return
+            self._modules[module.number] = session.modules[module.number] = module
+            session.send(
+                wm.Compiled(
+                    request,
+                    module.number,
+                    program.descriptions,
+                    program.names,
+                    program.symbols,
+                    program.log,
+                    module.addresses,
+                )
+            )
+
+        self._variables.place(session, module, placed)
 
     def unload(self, session: Session, message: wm.Unload) -> None:
         """Handle `Unload`: it happens once all jobs submitted so far have ended."""
@@ -142,6 +148,7 @@ class ProgramRequests:
         def now() -> None:
             self._devices[module.device].unload(module)
             self._modules.pop(module.number, None)
+            self._variables.free(session, module)
             self._arenas.release(session.number, module.device, module.variable_bytes)
             session.host_memory.uncharge(module.program.size_bytes)
 
@@ -156,7 +163,7 @@ class ProgramRequests:
         shape = (message.kernel, message.block, message.shared, killable and kernel.info.killable)
 
         def on_reply(value: Any, error: GpudError | None) -> None:
-            session.host_memory.uncharge(_REQUEST_BYTES)
+            session.host_memory.uncharge(REQUEST_BYTES)
             if session.gone:
                 return
             if error is not None:
@@ -177,7 +184,7 @@ class ProgramRequests:
         if known is not None:
             session.send(wm.Measured(message.request, *known))
             return
-        session.host_memory.charge(_REQUEST_BYTES, "this request")
+        session.host_memory.charge(REQUEST_BYTES, "this request")
 
         def on_turn(done: Callable[[], None]) -> None:
             def on_measured(value: Any, error: GpudError | None) -> None:
@@ -191,53 +198,3 @@ class ProgramRequests:
 
         # Users take turns, so that one user's large kernels do not delay another's.
         self.measuring.submit((module.device, session.uid), on_turn)
-
-    def read_symbol(self, session: Session, message: wm.ReadSymbol) -> None:
-        """Handle `ReadSymbol`: answer the bytes."""
-        module = self._with_symbol(session, message, message.size)
-        device = self._devices[module.device]
-        answer = _answer(session, message.request, message.size)
-        device.requests.read_symbol(module, message.name, message.offset, message.size, answer)
-
-    def write_symbol(self, session: Session, message: wm.WriteSymbol) -> None:
-        """Handle `WriteSymbol`: answer when they are written."""
-        module = self._with_symbol(session, message, len(message.data))
-        device = self._devices[module.device]
-        answer = _answer(session, message.request, len(message.data))
-        device.requests.write_symbol(module, message.name, message.offset, message.data, answer)
-
-    def _with_symbol(
-        self, session: Session, message: wm.ReadSymbol | wm.WriteSymbol, size: int
-    ) -> Module:
-        """Return the module, after checking that it has the variable, and the range in it."""
-        module = session.module(message.module)
-        known = module.program.symbols.get(message.name)
-        if known is None:
-            names = ", ".join(module.program.symbols) or "none"
-            raise UnknownName(f"the module has no variable {message.name!r}; it has {names}")
-        if message.offset + size > known:
-            raise InvalidArgument(
-                f"bytes {message.offset} to {message.offset + size} are outside of {message.name}, "
-                f"which has {known}"
-            )
-        if size > self._most_bytes:
-            raise InvalidArgument(
-                f"{size} bytes do not fit into a message; read {self._most_bytes} at most"
-            )
-        return module
-
-
-def _answer(session: Session, request: int, size: int) -> Any:
-    """Charge for a request that carries, or reads, ``size`` bytes; return its reply callback.
-
-    Raises:
-        LimitExceeded: the session's pending requests and other memory exceed its quota.
-    """
-    session.host_memory.charge(_REQUEST_BYTES + size, "this request")
-
-    def on_reply(value: Any, error: GpudError | None) -> None:
-        session.host_memory.uncharge(_REQUEST_BYTES + size)
-        if not session.gone:
-            session.reply(request, value, error)
-
-    return on_reply

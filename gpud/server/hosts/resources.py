@@ -254,11 +254,13 @@ class ResourceRegistry:
 
             self.open_arena(session, opened)
 
-        ptx = module.program.ptx
+        ptx, block = module.program.ptx, module.program.block
+        at = module.variables_at
+        variables = None if at is None else (at, block.size)
         self._once(
             self._modules,
             number,
-            lambda ticket: hm.Load(ticket, number, session, ptx),
+            lambda ticket: hm.Load(ticket, number, session, ptx, variables),
             on_reply,
             request=request,
         )

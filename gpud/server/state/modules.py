@@ -55,12 +55,15 @@ class Kernel:
 class CompiledProgram:
     """A compiled program: its descriptions for clients, and the PTX for device hosts."""
 
-    __slots__ = ("descriptions", "kernels", "log", "names", "ptx", "sites", "symbols", "variables")
+    __slots__ = (
+        "block", "descriptions", "kernels", "log", "names", "ptx", "sites", "symbols", "variables",
+    )  # fmt: skip
 
     def __init__(self, program: Program, names: tuple[str, ...]) -> None:
         self.ptx = program.ptx
         self.log = program.log
         self.sites = program.sites
+        self.block = program.block
         self.kernels = tuple(map(Kernel, program.kernels.values()))
         self.descriptions = [kernel.describe() for kernel in self.kernels]
         index = {kernel.entry: at for at, kernel in enumerate(self.kernels)}
@@ -69,13 +72,15 @@ class CompiledProgram:
         self.names |= {name: index[lowered.get(name, name)] for name in names}
         self.symbols = {symbol.name: symbol.size for symbol in program.symbols.values()}
         self.variables = frozenset(
-            symbol.name for symbol in program.symbols.values() if symbol.space != "const"
-        )  # those that kernels can write
+            symbol.name
+            for symbol in program.symbols.values()
+            if symbol.space != "const" and symbol.offset is None
+        )  # those of its own that kernels can write
 
     @property
     def size_bytes(self) -> int:
         """An estimate of its memory."""
-        texts = len(self.ptx) + len(self.log)
+        texts = len(self.ptx) + len(self.log) + sum(len(data) for _, data in self.block.pieces)
         parameters = sum(len(kernel.info.parameters) for kernel in self.kernels)
         return 2048 + texts + 4096 * len(self.kernels) + 512 * (len(self.sites) + parameters)
 
@@ -87,7 +92,8 @@ class Module:
         number: unique among all sessions; hosts and clients know the module by it.
         measured: (M, form) of each measured shape.
         forgotten: whether it was unloaded; its jobs have ended then.
-        variable_bytes: the size of its variables on the device.
+        variable_bytes: the size of its own variables on the device.
+        variables_at: the address of those that lie in the session's arena; None: none do.
     """
 
     __slots__ = (
@@ -98,6 +104,7 @@ class Module:
         "program",
         "session",
         "variable_bytes",
+        "variables_at",
     )
 
     def __init__(
@@ -109,7 +116,21 @@ class Module:
         self.program = program
         self.measured: dict[Shape, tuple[int, str]] = {}
         self.forgotten = False
-        self.variable_bytes = sum(program.symbols.values())
+        placed = program.block.offsets
+        self.variable_bytes = sum(n for name, n in program.symbols.items() if name not in placed)
+        self.variables_at: int | None = None
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """The address of each variable that lies in the session's arena."""
+        base = self.variables_at
+        return (
+            {} if base is None else {n: base + at for n, at in self.program.block.offsets.items()}
+        )
+
+    def offset_of(self, variable: str) -> int | None:
+        """Return where a variable lies in the block in the session's arena; None: it does not."""
+        return None if self.variables_at is None else self.program.block.offsets.get(variable)
 
     def measured_of(self, index: int) -> dict[tuple[tuple[int, int, int], int], tuple[int, str]]:
         """`measured` of one kernel: (M, form) by block and dynamic shared memory.

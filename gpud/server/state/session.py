@@ -62,6 +62,7 @@ class Session:
         host_memory: the quota for what the daemon keeps for this session.
         memory: passes memory of arrays on to it.
         waiters: its pending compilations.
+        blocks: (device, address) of its modules' variables, which are no arrays of the client's.
         gone: whether the client has disconnected; its jobs are being ended then.
         reports_begins: whether the client is told when a job begins.
     """
@@ -90,6 +91,7 @@ class Session:
         self.send_with = stream.send_with
         self.opened_ns = time.monotonic_ns()
         self.modules: dict[int, Module] = {}
+        self.blocks: dict[tuple[int, int], None] = {}
         self.jobs: dict[int, SubmittedJob] = {}
         self.last_number = 0
         self.failed = 0

@@ -110,9 +110,9 @@ class Device(Counted):
         self._arenas: list[Any] | None = []  # None: its process would have ended
         self._mapping = threading.Lock()
 
-    def load(self, *arguments: Any) -> Module:
+    def load(self, *arguments: Any, **named: Any) -> Module:
         self.calls.count("device.load", self)
-        return Module(self.inner.load(*arguments), self.calls, self)
+        return Module(self.inner.load(*arguments, **named), self.calls, self)
 
     def map_arena(self, *arguments: Any) -> Arena:
         self.calls.count("device.map_arena", self)

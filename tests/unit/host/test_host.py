@@ -42,7 +42,7 @@ class FakeDevice:
         self.arenas: list[str] = []
         self.loaded: list[tuple[int, int] | None] = []
 
-    def load(self, _: str, arena: tuple[int, int] | None = None) -> FakeDevice:
+    def load(self, _: str, arena: tuple[int, int] | None = None, **named: Any) -> FakeDevice:
         self.loaded.append(arena)
         return self
 

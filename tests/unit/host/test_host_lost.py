@@ -37,7 +37,7 @@ class BrokenDevice:
         self.address = 0x5000
         self.maps = False
 
-    def load(self, *_: Any) -> Any:
+    def load(self, *_: Any, **named: Any) -> Any:
         raise self.error
 
     def map_arena(self, *_: Any) -> BrokenDevice:

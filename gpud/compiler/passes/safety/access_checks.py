@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpud.compiler.abi.reserved_names import GRID_SYNC
+from gpud.compiler.abi.reserved_names import GRID_SYNC, VARIABLES
 from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
 from gpud.compiler.analysis.effects import written
@@ -60,6 +60,7 @@ Materializer = Callable[[Register], list[Statement]]
 """Makes the statements that compute a value into a given register."""
 
 _WORD = 1 << 64
+_BLOCK = f"%{VARIABLES}"
 
 
 def signed(value: int) -> int:
@@ -161,6 +162,7 @@ class _Finder:
         own = [s for s in declarations(function.body or ()) if isinstance(s, Variable)]
         self._hidden = {p.name for p in (*function.parameters, *function.returns)}
         self._hidden |= {variable.name for variable in own}
+        self._block_bytes = _block_bytes(allowed.known)
 
     def add(self, position: int, ins: Instruction, access: Access) -> None:
         """Add the checks for one access of ``ins``."""
@@ -296,10 +298,23 @@ class _Finder:
         reads = access.generic and not access.writes
         return len(self._allowed.table) if reads else self._allowed.writable
 
+    def _is_in_block(self, address: Address, access: Access) -> bool:
+        """Return whether the access always lies, aligned, in the program's variables' block."""
+        base = address.base
+        if not isinstance(base, Register) or base.name != _BLOCK or access.rows > 1:
+            return False
+        span = access.span if access.only_if is None else access.align
+        inside = 0 <= address.offset <= self._block_bytes - span
+        return inside and not address.offset % access.align
+
     def _is_inside(self, ins: Instruction, access: Access) -> bool:
         """Return whether the access always lies, aligned, in the variable that it names."""
         address = ins.operands[access.operand]
-        if not isinstance(address, Address) or not isinstance(address.base, Symbol):
+        if not isinstance(address, Address):
+            return False
+        if isinstance(address.base, Register):
+            return self._is_in_block(address, access)
+        if not isinstance(address.base, Symbol):
             return False
         known = self._allowed.variable(address.base.name)
         if known is None or address.base.name in self._hidden or access.rows > 1:
@@ -311,6 +326,14 @@ class _Finder:
         if address.offset < 0 or address.offset + span > variable.size:
             return False
         return _may_hold(variable, access)
+
+
+def _block_bytes(known: Mapping[str, Sequence[Variable]]) -> int:
+    """Return the size of the module's variables in the arena; 0: none are there."""
+    for one in known.get(VARIABLES, ()):
+        if isinstance(one.init, tuple) and isinstance(one.init[1], Immediate):
+            return one.init[1].value
+    return 0
 
 
 def _may_hold(variable: Range, access: Access) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.abi.check_calls import CHECK_PREFIX
-from gpud.compiler.abi.reserved_names import ARENA, HEAP
+from gpud.compiler.abi.reserved_names import ARENA, HEAP, VARIABLES
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
@@ -177,6 +177,7 @@ class CPUModule:
         arena: address and size of its session's memory; None: accesses are not checked.
         compiler: compiles its kernels to machine code; by default this process does.
         finisher: replaces drafts; None: there are none.
+        variables: address and size of the block of its variables; None: they are its own.
 
     Raises:
         CompileError: the text is not valid PTX.
@@ -188,6 +189,8 @@ class CPUModule:
         arena: tuple[int, int] | None = None,
         compiler: KernelCompiler | None = None,
         finisher: Finisher | None = None,
+        *,
+        variables: tuple[int, int] | None = None,
     ) -> None:
         if compiler is not None:
             compiler.warm_up()
@@ -207,7 +210,7 @@ class CPUModule:
         if self.checked_arena is not None and HEAP in self.layout.data.offsets:
             install_heap()
             self.heap = Heap()
-        ranges = {ARENA: arena, HEAP: self.heap_range}
+        ranges = {ARENA: arena, HEAP: self.heap_range, VARIABLES: variables}
         self.data = ModuleData(program, self.layout, ranges)
         self.layouts: dict[tuple[Any, ...], Any] = {}
         """Cache of `gpud.device.cpu.scheduling.layout`."""

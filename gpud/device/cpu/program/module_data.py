@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from gpud.compiler.abi.reserved_names import ARENA, HEAP
+from gpud.compiler.abi.reserved_names import OWN_VARIABLES
 from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
+from gpud.compiler.analysis.initial_values import leaves, literal_bytes, masked
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import ModuleLayout
 
 __all__ = ["ModuleData"]
 
 _EVERYTHING = (0, 2**64 - 1)
-_HIDDEN = (ARENA, HEAP)
 _NO_RANGES: Mapping[str, tuple[int, int] | None] = {}
 
 
@@ -53,13 +53,12 @@ class ModuleData:
             offset = layout.data.offsets.get(variable.name)
             if offset is None or variable.space not in ("const", "global"):
                 continue
-            if variable.name in _HIDDEN:
+            if variable.name in OWN_VARIABLES:
                 # Code of this device does not read them; a program reads the same as on a GPU.
                 self._set_range(offset, ranges.get(variable.name) or _EVERYTHING)
                 continue
             self.sizes[variable.name] = size_and_align(variable)[0]
-            if variable.init is not None:
-                self._write(variable, offset, variable.init)
+            self._write(variable, offset)
 
     def _set_range(self, offset: int, values: tuple[int, int]) -> None:
         raw = b"".join(value.to_bytes(8, "little") for value in values)
@@ -74,14 +73,14 @@ class ModuleData:
         offset = self._layout.data.offsets[name]
         return self.memory[offset : offset + self.sizes[name]]
 
-    def _write(self, variable: ptx.Variable, offset: int, value: ptx.InitialValue) -> None:
+    def _write(self, variable: ptx.Variable, offset: int) -> None:
         size = type_bytes(variable.type)
-        for at, leaf in _leaves(value, offset, variable, size):
-            number = leaf.value if isinstance(leaf, ptx.Immediate) else self._resolve(leaf)
+        for at, leaf in leaves(variable):
             if isinstance(leaf, ptx.Immediate):
-                number = _as_type(leaf, variable.type)
-            data = (number & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
-            self.memory[at : at + size] = np.frombuffer(data, np.uint8)
+                data = literal_bytes(leaf, variable.type)
+            else:
+                data = (self._resolve(leaf) & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+            self.memory[offset + at : offset + at + size] = np.frombuffer(data, np.uint8)
 
     def _resolve(self, leaf: ptx.Initializer) -> int:
         layout = self._layout
@@ -91,10 +90,7 @@ class ModuleData:
             value = layout.functions[leaf.name]
         else:
             value = leaf.offset
-        if leaf.mask is not None:
-            lowest = (leaf.mask & -leaf.mask).bit_length() - 1
-            value = (value & leaf.mask) >> lowest
-        return value
+        return masked(value, leaf.mask)
 
 
 def _variables(module: ptx.Module) -> Iterator[ptx.Variable]:
@@ -103,39 +99,3 @@ def _variables(module: ptx.Module) -> Iterator[ptx.Variable]:
             yield item
         elif isinstance(item, ptx.Function):
             yield from (s for s in item.body or () if isinstance(s, ptx.Variable))
-
-
-def _leaves(
-    value: ptx.InitialValue, offset: int, variable: ptx.Variable, size: int
-) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
-    """Yield (byte offset, leaf) of a possibly nested initialiser; omitted elements stay zero."""
-
-    def walk(
-        part: ptx.InitialValue, at: int, dims: tuple[int | None, ...]
-    ) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
-        if isinstance(part, ptx.RawOperand):
-            return  # fields of a sampler, which this device does not have
-        if not isinstance(part, tuple):
-            yield at, part
-            return
-        step = size
-        for length in dims[1:]:
-            step *= length or 1
-        if len(dims) <= 1 and variable.vector and part and isinstance(part[0], tuple):
-            step *= int(variable.vector[1:])
-        for item in part:
-            yield from walk(item, at, dims[1:])
-            at += step
-
-    yield from walk(value, offset, variable.dims)
-
-
-def _as_type(literal: ptx.Immediate, type_: str) -> int:
-    """Return the bits of a literal as a value of a PTX type."""
-    if literal.kind == "int" and type_ in ("f32", "f64"):
-        kind = np.float32 if type_ == "f32" else np.float64
-        return int.from_bytes(np.array(literal.value, kind).tobytes(), "little")
-    if literal.kind == "f64" and type_ == "f32":
-        double = np.array(literal.value, np.uint64).view(np.float64)
-        return int.from_bytes(np.float32(double).tobytes(), "little")
-    return literal.value

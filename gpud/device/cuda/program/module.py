@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from gpud.compiler.abi.reserved_names import ARENA, HEAP, OWN_VARIABLES, PRINT
+from gpud.compiler.abi.reserved_names import ARENA, HEAP, OWN_VARIABLES, PRINT, VARIABLES
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.dump_folder import DumpFolder
@@ -153,6 +153,7 @@ class CUDAModule:
         blocks: pool for its heap, which returns there when the module is garbage-collected; None:
             it may call ``malloc`` only without bounds checks.
         dump: writes what is loaded; None: nobody wants to see it.
+        placed: address and size of the block of its variables; None: they are its own.
 
     Attributes:
         context: as given.
@@ -173,6 +174,7 @@ class CUDAModule:
         blocks: Pool | None = None,
         *,
         dump: DumpFolder | None = None,
+        placed: tuple[int, int] | None = None,
     ) -> None:
         program = visible(pass_by_value(report_blocks(flatten_module(parse(text)))))
         self.context = context
@@ -205,6 +207,8 @@ class CUDAModule:
                 self._write_range(ARENA, _EVERYTHING if arena is None else arena)
             if HEAP in own:
                 self._write_range(HEAP, heap)
+            if VARIABLES in own and placed is not None:
+                self._write_range(VARIABLES, placed)
         except BaseException:
             self.close()
             raise
