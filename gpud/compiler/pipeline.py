@@ -42,7 +42,9 @@ from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.forms.rules import PROGRESS
+from gpud.compiler.images.builtins import names_builtins
 from gpud.compiler.images.image import ptx_of
+from gpud.compiler.images.link import link
 from gpud.compiler.kernel_names import is_mangled, is_plain, plain_names, shown_names
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
@@ -70,7 +72,6 @@ from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.compiler.toolchain.pointer_types import pointer_types
 from gpud.compiler.variables import NO_BLOCK, place_variables
 from gpud.errors import (
-    CompileError,
     EmptySource,
     GpudError,
     InternalError,
@@ -253,9 +254,10 @@ class Compilation:
     def _from_images(self) -> str:
         self.stage = "images"
         texts = [ptx_of(image, self.request.sm) for image in self.request.images]
-        if len(texts) > 1:
-            raise CompileError("several images cannot be linked yet")
-        return texts[0]
+        if len(texts) == 1 and not names_builtins(texts[0]):
+            return texts[0]
+        self.stage = "link"
+        return print_module(link([_verified(text) for text in texts]))
 
     def _nvrtc(self) -> str:
         self.stage = "nvrtc"
@@ -279,8 +281,7 @@ class Compilation:
 
     def _parse(self, text: str) -> Module:
         self.stage = "parse"
-        module = parse(text)
-        verify(module)  # NVRTC's output, too: it may hold the caller's inline assembly
+        module = _verified(text)  # NVRTC's output, too: it may hold the caller's inline assembly
         if module.version > NEWEST_VERSION:
             # Instructions of the older ISA mean the same in the newer one. Under the older version
             # number the driver refuses newer instructions, so gpud need not know them.
@@ -425,6 +426,12 @@ class Compilation:
         with suppress(OSError):
             return write_reproducer(folder, self.request, self.stage, error, versions(self.request))
         return None
+
+
+def _verified(text: str) -> Module:
+    module = parse(text)
+    verify(module)
+    return module
 
 
 def _without_rejected(flat: Module, accepted: list[str]) -> Module:

@@ -18,6 +18,7 @@ __all__ = [
     "KernelNotFound",
     "KernelRejected",
     "LaunchConfigError",
+    "LinkError",
     "OutOfMemory",
     "PTXSyntaxError",
     "PTXVersionError",
@@ -63,6 +64,20 @@ class ImageError(CompileError):
 
     def __init__(self, message: str, *, kind: str) -> None:
         GpudError.__init__(self, message, log="", kind=kind)
+
+
+class LinkError(CompileError):
+    """Several images cannot be linked: a name is defined twice, not at all, or differently."""
+
+    code = "link"
+    fields: ClassVar[Mapping[str, str]] = {
+        **CompileError.fields,
+        "names": "the names, as they are in the PTX",
+    }
+    names: tuple[str, ...]
+
+    def __init__(self, message: str, *, names: Sequence[str]) -> None:
+        GpudError.__init__(self, message, log="", names=tuple(names))
 
 
 class PTXSyntaxError(CompileError):

@@ -122,3 +122,101 @@ def test_variables_of_a_source_have_no_address(gpu: gc.Session) -> None:
     module = gpu.module(VARIABLES.decode())
     with pytest.raises(gc.InvalidArgument, match="pass the PTX as bytes"):
         module.symbol("counts").ptr  # noqa: B018
+
+
+FIRST = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.extern .global .align 4 .u32 total;
+.extern .func (.param .b32 r) next(.param .b32 a);
+.global .align 4 .u32 own = 100;
+.visible .entry first(.param .u64 x)
+{
+    .reg .b64 %a;
+    .reg .b32 %v;
+    .param .b32 a0;
+    .param .b32 r0;
+    ld.param.u64 %a, [x];
+    ld.global.u32 %v, [own];
+    st.param.b32 [a0], %v;
+    call.uni (r0), next, (a0);
+    ld.param.b32 %v, [r0];
+    st.global.u32 [%a], %v;
+    red.global.add.u32 [total], %v;
+    ret;
+}
+"""
+SECOND = b"""
+.version 7.5
+.target sm_75
+.address_size 64
+.visible .global .align 4 .u32 total = 1000;
+.global .align 4 .u32 own = 5;
+.visible .func (.param .b32 r) next(.param .b32 a)
+{
+    .reg .b32 %v, %w;
+    ld.param.b32 %v, [a];
+    ld.global.u32 %w, [own];
+    add.u32 %v, %v, %w;
+    st.param.b32 [r], %v;
+    ret;
+}
+"""
+
+
+def test_linked_images_run(gpu: gc.Session) -> None:
+    module = gpu.module([FIRST, container(entry(PTX, 75, SECOND))])
+    x = gpu.zeros(1, np.int32)
+    module.kernel("first").submit(grid=1, block=1, args=(x,)).result(TIMEOUT_S)
+    assert x.get() == [105]
+    assert module.symbol("total", np.int32).get() == [1105]
+    with pytest.raises(gc.CompileError, match="next is used, and no file defines it"):
+        gpu.module([FIRST, b".version 7.0\n.target sm_70\n.visible .global .u32 total;"])
+
+
+GRID_SYNC = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.extern .func (.param .b64 h) cudaCGGetIntrinsicHandle(.param .b32 s);
+.extern .func (.param .b32 r) cudaCGSynchronize(.param .b64 h, .param .b32 f);
+.visible .entry rounds(.param .u64 x)
+{
+    .reg .b64 %x, %h, %at, %other;
+    .reg .b32 %v, %n, %b;
+    .reg .pred %p;
+    .param .b32 s; .param .b64 h; .param .b64 g; .param .b32 f; .param .b32 r;
+    ld.param.u64 %x, [x];
+    st.param.b32 [s], 1;
+    call.uni (h), cudaCGGetIntrinsicHandle, (s);
+    ld.param.b64 %h, [h];
+    mov.u32 %b, %ctaid.x;
+    mul.wide.u32 %at, %b, 4;
+    add.u64 %at, %at, %x;
+    xor.b32 %b, %b, 1;
+    mul.wide.u32 %other, %b, 4;
+    add.u64 %other, %other, %x;
+    mov.u32 %n, 0;
+$round:
+    atom.global.add.u32 %v, [%at], 1;
+    st.param.b64 [g], %h;
+    st.param.b32 [f], 0;
+    call.uni (r), cudaCGSynchronize, (g, f);
+    add.u32 %n, %n, 32;
+    ld.volatile.global.u32 %v, [%other];
+    setp.ne.u32 %p, %v, %n;
+    @%p red.global.add.u32 [%x+8], 1;
+    call.uni (r), cudaCGSynchronize, (g, f);
+    setp.lt.u32 %p, %n, 640;
+    @%p bra $round;
+    ret;
+}
+"""
+
+
+def test_a_grid_synchronises_by_the_built_in_functions(gpu: gc.Session) -> None:
+    """In each round the block's threads count, and see that the other's have."""
+    x = gpu.zeros(3, np.int32)
+    gpu.kernel(GRID_SYNC, "rounds").submit(grid=2, block=32, args=(x,)).result(TIMEOUT_S)
+    np.testing.assert_array_equal(x.get(), [640, 640, 0])
