@@ -34,4 +34,4 @@ class LibraryHook(BuildHookInterface[Any]):
         build(_ROOT / "client" / "gpud_cuda" / "lib")
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-linux_x86_64"
-        build_data["artifacts"] += ["client/gpud_cuda/lib/libcuda.so*"]
+        build_data["artifacts"] += ["client/gpud_cuda/lib/lib*.so*", "client/gpud_cuda/lib/ptxas"]

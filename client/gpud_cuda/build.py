@@ -1,4 +1,4 @@
-"""Builds `libcuda.so.1` from the C sources, with what is generated for them.
+"""Builds `libcuda.so.1` and its stand-ins from C sources, with what is generated for them.
 
 Needs the CUDA headers of the runtime's wheel, and a compiler: ``$CC``, ``cc``, or the one that
 comes as the wheel ``ziglang``.
@@ -21,10 +21,11 @@ from gpud_cuda.generate.messages import messages_header, messages_source
 from gpud_cuda.generate.names import driver_names, error_names
 from gpud_cuda.generate.ring import ring_header
 
-__all__ = ["BuildError", "build", "find_compiler", "find_headers"]
+__all__ = ["BuildError", "build", "build_stand_ins", "find_compiler", "find_headers"]
 
 _HERE = Path(__file__).parent
 _SOURCES = _HERE / "source"
+_STAND_INS = _HERE / "standins"
 _FLAGS = (
     "-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", "-D_GNU_SOURCE",
     "-Wall", "-Wextra", "-Werror",
@@ -86,7 +87,32 @@ def build(folder: Path, *, flags: Sequence[str] = ()) -> Path:
     empty.write_text("")
     others = ["-Wl,-soname,libcuda.so", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
     _replace(folder / "libcuda.so", [*link, str(empty), *others, str(library)])
+    build_stand_ins(folder, flags=flags)
     return library
+
+
+def build_stand_ins(folder: Path, *, flags: Sequence[str] = ()) -> None:
+    """Build what stands in for NVIDIA's linker and assembler, which would make machine code.
+
+    Args:
+        folder: where ``libnvJitLink.so.12``, ``libnvJitLink.so.13`` and ``ptxas`` go.
+        flags: as of `build`.
+
+    Raises:
+        BuildError: there is no compiler, or it refuses.
+    """
+    compiler = find_compiler()
+    made = folder / "build"
+    made.mkdir(parents=True, exist_ok=True)
+    for major in (12, 13):
+        name = f"libnvJitLink.so.{major}"
+        script = made / f"nvjitlink-{major}.map"
+        script.write_text((_STAND_INS / "nvjitlink.map").read_text().replace("MAJOR", str(major)))
+        named = [f"-DNVJITLINK_MAJOR={major}", "-shared", f"-Wl,-soname,{name}"]
+        sources = sorted(map(str, _STAND_INS.glob("*.c")))
+        scripts = [f"-Wl,--version-script={script}", "-ldl"]
+        _replace(folder / name, [*compiler, *_FLAGS, *flags, *named, *sources, *scripts])
+    shutil.copy(_STAND_INS / "ptxas", folder / "ptxas")  # with its mode
 
 
 def find_compiler() -> list[str]:

@@ -28,8 +28,11 @@ from gpud_client.cli.output import SocketOption, connect
 __all__ = ["exec_", "program_environment"]
 
 _LIBRARY = "libcuda.so.1"
+# Frameworks look for the linker by its path, but take one of that name that is loaded already.
+_PRELOADED = (_LIBRARY, "libnvJitLink.so.13", "libnvJitLink.so.12")
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells have it
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 # What frameworks keep there is for this device: a GPU of the same kind would take it for its own.
 _CACHES = {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton", "CACHEDB": "tinygrad.db"}
 
@@ -125,7 +128,10 @@ def program_environment(
             made[name] = value
     made["LD_LIBRARY_PATH"] = _in_front(str(folder), environ.get("LD_LIBRARY_PATH"))
     # Programs whose own path for libraries comes first find the one that is loaded already.
-    made["LD_PRELOAD"] = _in_front(str(folder / _LIBRARY), environ.get("LD_PRELOAD"))
+    for name in reversed(_PRELOADED):
+        made["LD_PRELOAD"] = _in_front(str(folder / name), made.get("LD_PRELOAD"))
+    for name in _ASSEMBLERS:
+        made[name] = str(folder / "ptxas")
     home = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")  # noqa: PTH118, S108
     for name, part in _CACHES.items():
         made.setdefault(name, str(Path(home, "gpud", "programs", part)))
