@@ -17,16 +17,19 @@ from gpud.core.lifecycles import (
     SessionInput,
     SessionState,
 )
+from gpud.tasks.core.lifecycle import TASKS, TaskInput, TaskState
 
 __all__ = ["lifecycles_page"]
 
 _HEAD = """\
 # Lifecycles
 
-<!-- Written by docs/generate_lifecycles.py from gpud/core/lifecycles.py: change that. -->
+<!-- Written by docs/generate_lifecycles.py from gpud/core/lifecycles.py and
+gpud/tasks/core/lifecycle.py: change those. -->
 
-What jobs, sessions and devices go through, as the daemon's scheduler sees it. These are all
-transitions there are: anything else is a bug in gpud, which is reported with the object's history.
+What jobs, sessions and devices go through, as the daemon's scheduler sees it, and tasks, as their
+runner's does. These are all transitions there are: anything else is a bug in gpud, which is
+reported with the object's history.
 """
 
 _JOB_STATES: Mapping[StrEnum, str] = {
@@ -80,6 +83,34 @@ _DEVICE_INPUTS: Mapping[StrEnum, str] = {
     DeviceInput.GIVE_UP: "the host has ended, and no other one is started",
 }
 
+_TASK_STATES: Mapping[StrEnum, str] = {
+    TaskState.BLOCKED: "waits for tasks that must be done before it",
+    TaskState.HELD: "its user holds it back",
+    TaskState.QUEUED: "waits for cores and GPUs",
+    TaskState.RUNNING: "an attempt of it runs",
+    TaskState.FROZEN: "its processes are suspended; they keep their memory and have no cores",
+    TaskState.STOPPING: "its processes were told to end",
+    TaskState.DONE: "its program ended with status 0",
+    TaskState.FAILED: "its program failed, could not be run, was lost, or took too long",
+    TaskState.CANCELLED: "a user ended it",
+}
+
+_TASK_INPUTS: Mapping[StrEnum, str] = {
+    TaskInput.HOLD: "`gpuctl task hold`",
+    TaskInput.RELEASE: "`gpuctl task release`",
+    TaskInput.READY: "all tasks before it are done",
+    TaskInput.START: "there are cores and GPUs for it",
+    TaskInput.FREEZE: "its cores are needed by a GPU task",
+    TaskInput.THAW: "there are cores for it again",
+    TaskInput.STOP: "it was cancelled, is out of time, or its cores are needed and it cannot be "
+    "frozen",
+    TaskInput.REQUEUE: "it is run again: it was stopped for others, lost, or failed with retries "
+    "left",
+    TaskInput.COMPLETE: "its program ended with status 0",
+    TaskInput.FAIL: "its program failed and is not run again, or a task before it was not done",
+    TaskInput.CANCEL: "it was cancelled, and nothing of it runs any more",
+}
+
 _Page = tuple[str, Any, Mapping[StrEnum, str], Mapping[StrEnum, str]]
 
 # The first state of each is where it begins.
@@ -87,6 +118,7 @@ _PAGES: tuple[_Page, ...] = (
     ("Jobs", JOBS, _JOB_STATES, _JOB_INPUTS),
     ("Sessions", SESSIONS, _SESSION_STATES, _SESSION_INPUTS),
     ("Devices", DEVICES, _DEVICE_STATES, _DEVICE_INPUTS),
+    ("Tasks", TASKS, _TASK_STATES, _TASK_INPUTS),
 )
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         LimitExceeded,
         MissingDependency,
         OutOfMemory,
+        TaskFailed,
         UnknownName,
     )
     from gpud.units import Share
@@ -63,13 +64,15 @@ if TYPE_CHECKING:
     from gpud_client.launch.submit_options import SubmitOptions
     from gpud_client.local_daemon import alocal, local
     from gpud_client.session import Array, Kernel, Module, Session, Symbol, Turn, Workload, connect
+    from gpud_client.tasks.tasks import Task, Tasks
 
 _HOMES = {
     "gpud.errors": (
         "AdmissionError", "CheckFailed", "CompileError", "ConnectionLost", "DeviceLost", "Draining",
         "GpudError", "IllegalAddress", "ImageError", "InvalidArgument", "JobCancelled", "JobError",
         "JobTimeout", "KernelNotFound", "KernelRejected", "KernelTrap", "LaunchConfigError",
-        "LimitExceeded", "MissingDependency", "OutOfMemory", "UnknownName",
+        "LimitExceeded", "MissingDependency", "OutOfMemory", "TaskFailed",
+        "UnknownName",
     ),
     "gpud.units": ("Share",),
     "gpud_client.aio.lanes": ("AsyncLane",),
@@ -85,6 +88,7 @@ _HOMES = {
     "gpud_client.local_daemon": ("alocal", "local"),
     "gpud_client.launch.streams": ("Stream",),
     "gpud_client.launch.submit_options": ("SubmitOptions",),
+    "gpud_client.tasks.tasks": ("Task", "Tasks"),
     "gpud_client.session": (
         "Array", "Kernel", "Module", "Session", "Symbol", "Turn", "Workload", "connect",
     ),
@@ -134,6 +138,9 @@ __all__ = [
     "Stream",
     "SubmitOptions",
     "Symbol",
+    "Task",
+    "TaskFailed",
+    "Tasks",
     "Turn",
     "UnknownName",
     "Workload",

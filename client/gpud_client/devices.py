@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-__all__ = ["Device"]
+__all__ = ["Device", "chosen_devices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,23 @@ class Device:
     def _adopt(self, other: Device) -> None:
         """Take what the next daemon says of the same device."""
         object.__setattr__(self, "online_sms", other.online_sms)
+
+
+def chosen_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Return the devices that ``GPUD_DEVICE`` names, such as ``0,2``; all if it is not set.
+
+    Raises:
+        ValueError: it names one that is not there.
+    """
+    named = os.environ.get("GPUD_DEVICE", "")
+    if not named:
+        return devices
+    try:
+        return tuple(devices[int(index)] for index in named.split(",") if int(index) >= 0)
+    except (ValueError, IndexError):
+        raise ValueError(
+            f"GPUD_DEVICE is {named!r}, and the daemon has devices 0 to {len(devices) - 1}"
+        ) from None
 
 
 def _exact(amount: Any) -> Fraction:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gpud_client.arrays import ArrayBase, Shape, allocate, as_dtype, as_shape, as_values
 from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Operation
-from gpud_client.devices import Device
+from gpud_client.devices import Device, chosen_devices
 from gpud_client.textures import describe
 from gpud_client.workloads.workload import WorkloadBase, open_workload
 
@@ -200,7 +200,7 @@ class SessionArrays(Generic[ArrayT, WorkloadT]):
             ValueError: the daemon does not have it.
         """
         if device is None:
-            return self._devices[0] if default is None else default
+            return chosen_devices(self._devices)[0] if default is None else default
         if isinstance(device, Device):
             if device.index < len(self._devices) and self._devices[device.index] == device:
                 return self._devices[device.index]

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from gpud.errors import ConnectionLost, GpudError
 from gpud.units import Share
@@ -18,7 +18,7 @@ from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Operation
 from gpud_client.connection.protocol_state import ProtocolState, Resumable
 from gpud_client.connection.resuming import begin, resume
-from gpud_client.devices import Device
+from gpud_client.devices import Device, chosen_devices
 from gpud_client.launch.job_base import JobBase
 from gpud_client.launch.kernels import KernelBase, Launch
 from gpud_client.launch.lane_base import LaneBase
@@ -35,6 +35,9 @@ from gpud_client.launch.submit_options import (
 )
 from gpud_client.session_arrays import SessionArrays
 from gpud_client.workloads.workload import WorkloadBase
+
+if TYPE_CHECKING:
+    from gpud_client.tasks.tasks import Tasks
 
 __all__ = ["SessionBase"]
 
@@ -72,6 +75,7 @@ class SessionBase(
         self._program = program if program is not None else _program()
         self._devices: tuple[Device, ...] = ()
         self._daemon: dict[str, Any] = {}
+        self._tasks: Tasks | None = None
         self._amounts: dict[Any, Amounts] = {}
 
     @property
@@ -86,13 +90,17 @@ class SessionBase(
 
     @property
     def device(self) -> Device:
-        """The first device, which is the default."""
-        return self._devices[0]
+        """The default device: the first one, of those that ``GPUD_DEVICE`` names if it is set."""
+        return self.devices[0]
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The daemon's devices."""
-        return self._devices
+        """The daemon's devices; a task has those that it was given, as ``GPUD_DEVICE`` says.
+
+        Raises:
+            ValueError: ``GPUD_DEVICE`` names one that the daemon does not have.
+        """
+        return chosen_devices(self._devices)
 
     @property
     def daemon(self) -> dict[str, Any]:
@@ -103,6 +111,15 @@ class SessionBase(
     def closed(self) -> bool:
         """Whether the session has ended: it was closed, or the connection was lost."""
         return self._core.lost is not None
+
+    @property
+    def tasks(self) -> Tasks:
+        """Whole programs in queues, with devices of this daemon as their GPUs."""
+        from gpud_client.tasks.tasks import Tasks  # only who has tasks needs it
+
+        if self._tasks is None:
+            self._tasks = Tasks(self._path)
+        return self._tasks
 
     def stream(self) -> Stream:
         """Make a stream: its jobs run in order, concurrently with those of other streams."""

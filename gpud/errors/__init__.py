@@ -67,6 +67,7 @@ from gpud.errors.service import (
     InvalidArgument,
     LimitExceeded,
     ProtocolError,
+    TaskFailed,
     UnknownName,
 )
 
@@ -104,6 +105,7 @@ __all__ = [
     "PTXVersionError",
     "Plain",
     "ProtocolError",
+    "TaskFailed",
     "UnknownName",
     "UnsupportedTarget",
     "error_classes",

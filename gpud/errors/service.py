@@ -13,6 +13,7 @@ __all__ = [
     "InvalidArgument",
     "LimitExceeded",
     "ProtocolError",
+    "TaskFailed",
     "UnknownName",
 ]
 
@@ -63,6 +64,23 @@ class LimitExceeded(CallerError):
 
     def __init__(self, message: str, *, limit: str | None = None, value: int | None = None) -> None:
         super().__init__(message, limit=limit, value=value)
+
+
+class TaskFailed(CallerError):
+    """A task has failed: its program ended with another status than 0, or could not be run."""
+
+    code = "task-failed"
+    fields: ClassVar[Mapping[str, str]] = {
+        "task": "its id",
+        "exit_status": "of its last attempt; None: it had none",
+    }
+    task: int | None
+    exit_status: int | None
+
+    def __init__(
+        self, message: str, *, task: int | None = None, exit_status: int | None = None
+    ) -> None:
+        super().__init__(message, task=task, exit_status=exit_status)
 
 
 class Draining(DaemonError):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.daemon_process import DaemonProcess
 from tests.support.processes import gone
 from tests.support.waiting import until
 
@@ -136,3 +137,47 @@ def test_bad_input_is_refused_with_what_to_do(world: TaskWorld) -> None:
     assert "a time is written as" in world.gpuctl(
         "submit", "--time-limit", "soon", "--", "true", status=2
     )
+
+
+PROGRAM = """
+import os
+import gpud_client as gc
+with gc.connect() as gpu:
+    print(*(device.index for device in gpu.devices), os.environ.get("GPUD_EXEC_QUOTA"))
+"""
+FUTURES = """
+import concurrent.futures
+import gpud_client as gc
+with gc.connect() as gpu:
+    task = gpu.tasks.submit(["sh", "-c", "echo $GPUD_DEVICE"], gpus=2)
+    assert task.result(60) == 0
+    assert (task.state, task.exit_status, task.output) == ("done", 0, "0,1\\n")
+    failed = gpu.tasks.submit(["sh", "-c", "exit 4"])
+    try:
+        failed.result(60)
+    except gc.TaskFailed as error:
+        assert (error.task, error.exit_status) == (failed.id, 4)
+    held = gpu.tasks.submit(["sleep", "100"], held=True)
+    held.release()
+    assert held.cancel()
+    assert concurrent.futures.wait([held], 60).done == {held} and held.cancelled()
+    assert [row["id"] for row in gpu.tasks.list(all=True)][-1] == held.id
+    print("all is well")
+"""
+
+
+def test_devices_of_a_daemon_are_gpus(world: TaskWorld) -> None:
+    """Whole ones, several, and a part of one; and tasks are futures for a program in Python."""
+    with DaemonProcess() as daemon:
+        daemon.serve("--device", "cpu:1", device="cpu:1")
+        world.environment["GPUD_SOCKET"] = str(daemon.path)
+        for gpus, said in (("1", "0 None"), ("2", "0 1 None"), ("0.5", "0 50%")):
+            task = world.submit("--wait", "--gpus", gpus, "--", sys.executable, "-c", PROGRAM)
+            assert world.gpuctl("log", str(task)) == f"{said}\n"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", FUTURES], env=world.environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout == "all is well\n", done.stderr
+        (first, second) = json.loads(world.gpuctl("queue", "--json"))["nodes"][0]["gpus"]
+        assert (first["used"], second["marked"]) == (0, "")

@@ -104,6 +104,7 @@ EXAMPLES: list[GpudError] = [
     errors.UnknownName("there is no job 3.17"),
     errors.LimitExceeded("too many jobs", limit="max_jobs_per_session", value=10),
     errors.Draining("the daemon is shutting down"),
+    errors.TaskFailed("task 7 has failed: it ended with status 3", task=7, exit_status=3),
 ]
 
 
@@ -152,6 +153,7 @@ def test_codes_are_stable() -> None:
         "UnknownName": "unknown-name",
         "LimitExceeded": "limit",
         "Draining": "draining",
+        "TaskFailed": "task-failed",
     }
 
 

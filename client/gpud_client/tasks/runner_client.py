@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -11,10 +10,11 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from gpud.errors import ConnectionLost, from_wire
+from gpud import __version__
+from gpud.errors import ConnectionLost, GpudError, from_wire
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
-from gpud.wire.task_messages import TASK_PROTOCOL, Greet, TaskAnswer, TaskRefused
+from gpud.wire.task_messages import TASK_PROTOCOL, Greet, TaskRefused
 from gpud.wire.task_paths import runner_socket, task_folder
 from gpud_client.connection.daemon_socket import MAX_FRAME_BYTES
 
@@ -27,26 +27,23 @@ _LOG_BYTES = 4096
 
 
 class RunnerClient:
-    """A connection to the runner of this user; one request at a time.
-
-    Args:
-        start: whether to start a runner if there is none.
+    """A connection to the runner of this user.
 
     Raises:
         ConnectionLost: there is none and it could not be started, or it is of another version.
     """
 
-    def __init__(self, *, start: bool = True) -> None:
+    def __init__(self) -> None:
         self.path = runner_socket()
-        self._socket = _connected(self.path, start=start)
+        self._socket = _try(self.path) or _started(self.path)
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._request = 0
         try:
-            about = self.ask(Greet, version=_version())
+            about = self.ask(Greet, version=__version__)
             if about["protocol"] != TASK_PROTOCOL.version:
                 raise ConnectionLost(
                     f"the runner at {self.path} is of gpud {about['version']}, and this is "
-                    f"{_version()}: end it with `kill {about['pid']}`; its tasks go on, and the "
+                    f"{__version__}: end it with `kill {about['pid']}`; its tasks go on, and the "
                     "next command starts another"
                 )
         except BaseException:
@@ -70,49 +67,51 @@ class RunnerClient:
             GpudError: the runner refuses; the error is its own.
             ConnectionLost: it has gone.
         """
+        request = self.send(message, **fields)
+        while True:
+            number, answer = self.receive()
+            if number in (request, 0):
+                if isinstance(answer, GpudError):
+                    raise answer
+                return answer
+
+    def send(self, message: type[Any], **fields: Any) -> int:
+        """Send a request, and return its number.
+
+        Raises:
+            ProtocolError: a field has a value that is not allowed.
+            ConnectionLost: the runner has gone.
+        """
         self._request += 1
         made = TASK_PROTOCOL.check(message(request=self._request, **fields))
         try:
             self._socket.sendall(TASK_PROTOCOL.encode(made))
-            return self._received()
         except OSError as error:
-            raise ConnectionLost(f"the runner at {self.path} has gone: {error}") from error
+            raise self._gone() from error
+        return self._request
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor, so that a wait can end with the connection."""
-        return self._socket.fileno()
+    def receive(self) -> tuple[int, Any]:
+        """Wait for the next answer: the request's number, and what it was answered or its error.
 
-    def _received(self) -> Any:
+        Raises:
+            ConnectionLost: the runner has gone.
+        """
         while True:
             for body in self._decoder.frames():
                 answer = TASK_PROTOCOL.decode(body, Sender.DAEMON)
-                if answer.request not in (self._request, 0):
-                    continue
                 if isinstance(answer, TaskRefused):
-                    raise from_wire(answer.error)
-                assert isinstance(answer, TaskAnswer)
-                return answer.answer
-            data = self._socket.recv(1 << 16)
+                    return answer.request, from_wire(answer.error)
+                return answer.request, answer.answer
+            try:
+                data = self._socket.recv(1 << 16)
+            except OSError as error:
+                raise self._gone() from error
             if not data:
-                raise ConnectionLost(
-                    f"the runner at {self.path} has gone; its tasks go on: ask again"
-                )
+                raise self._gone()
             self._decoder.feed(data)
 
-
-def _version() -> str:
-    from gpud import __version__
-
-    return __version__
-
-
-def _connected(path: Path, *, start: bool) -> socket.socket:
-    sock = _try(path)
-    if sock is not None:
-        return sock
-    if not start:
-        raise ConnectionLost(f"no runner listens at {path}: there are no tasks of yours")
-    return _started(path)
+    def _gone(self) -> ConnectionLost:
+        return ConnectionLost(f"the runner at {self.path} has gone; its tasks go on: ask again")
 
 
 def _try(path: Path) -> socket.socket | None:
@@ -148,7 +147,7 @@ def _started(path: Path) -> socket.socket:
             return sock
         if ended:
             break
-        select.select([], [], [], _LOOK_S)
+        time.sleep(_LOOK_S)
     said = log.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace").strip().splitlines()
     raise ConnectionLost(
         f"the runner at {path} could not be started; its log {log} ends with: "

@@ -20,7 +20,7 @@ Terms:
 Properties (with utilisation as described, without noise):
     finds_the_knee: the search ends at the knee, or at ``most`` if that is less;
     literal_keeps: the literal rule ends at the start if that is above the knee;
-    ends: after a number of windows of at most twice the distance to the knee, and four.
+    ends: after at most five windows more than the knee is cores away.
 
 Source: the patent's steps 3 and 4; CODA (Zhao et al., ICDCS 2020), "adaptive CPU allocator".
 """

@@ -89,12 +89,16 @@ class NodeRecord:
     # -- cores
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs tasks can have, now or later."""
+        return len(self.gpu_names) - len(self.marked)
+
+    @property
     def gpu_part(self) -> int:
         """The GPU queue's part of the cores."""
-        gpus = len(self.gpu_names)
-        if not gpus:
+        if not self.gpus:
             return 0
-        most = max(self._had, default=self._settings.start_cores * gpus)
+        most = max(self._had, default=self._settings.start_cores * self.gpus)
         return min(most, max(1, len(self.cpus) - 1))
 
     @property
@@ -182,8 +186,8 @@ class NodeRecord:
                 return (min(room)[1],)
         free, count = self.usable_gpus(), max(1, int(task.terms.gpus))
         own, others = self._used(multi=multi), self._used(multi=not multi)
-        mine = self.multi if multi else len(self.gpu_used) - self.multi
-        lent = max(0, others - (len(self.gpu_used) - mine))
+        mine = self.multi if multi else self.gpus - self.multi
+        lent = max(0, others - (self.gpus - mine))
         room_here = len(free) if lends else min(len(free), mine - lent - own)
         if not self._settings.split_gpus:
             room_here = len(free)

@@ -41,6 +41,7 @@ class Placement:
         self._queues = table.queues
         self._claimed: dict[int, None] = {}  # nodes where a GPU task lacks nothing but cores
         self._starts = 0
+        self._freed = False  # whether cores came free for a task that could not start yet
 
     def split(self) -> None:
         """Divide the GPUs between single-GPU and multi-GPU tasks.
@@ -49,12 +50,12 @@ class Placement:
         it, in whole multiples of the least that such a task has.
         """
         most, permille = self._settings.multi_gpus, self._settings.multi_part_permille
-        left = sum(len(node.gpu_names) for node in self._nodes.values()) * permille // 1000
-        fit = [node for node in self._nodes.values() if len(node.gpu_names) >= most]
+        left = sum(node.gpus for node in self._nodes.values()) * permille // 1000
+        fit = [node for node in self._nodes.values() if node.gpus >= most]
         for node in self._nodes.values():
             node.multi = 0
         for node in fit:
-            gpus = len(node.gpu_names)
+            gpus = node.gpus
             if len(fit) == 1:
                 node.multi = min(left, gpus) // most * most
             elif gpus <= left:
@@ -76,12 +77,16 @@ class Placement:
         self._claimed = {}
         if any(node.gpu_names for node in self._nodes.values()):
             self._pass(self._queues["multi"], self._start_gpu)
-            self._pass(self._queues["gpu"], self._start_gpu)
+            while self._pass(self._queues["gpu"], self._start_gpu):
+                # Its queue may be empty now, so that the others may borrow, and vice versa.
+                if not self._pass(self._queues["multi"], self._start_gpu):
+                    break
         self._pass(self._queues["cpu"], self._start_cpu)
 
-    def _pass(self, queue: FairQueue, start: Callable[[TaskRecord], bool]) -> None:
+    def _pass(self, queue: FairQueue, start: Callable[[TaskRecord], bool]) -> bool:
+        """Start what fits from a queue; returns whether anything was started."""
         refused: dict[Any, None] = {}  # what fits on no node, nor does it later in this pass
-        started = True
+        any_started, started = False, True
         while started and len(queue):
             started = False
             for number, task in enumerate(queue.candidates(self._settings.lookahead)):
@@ -89,11 +94,15 @@ class Placement:
                 if shape in refused:
                     continue
                 if start(task):
-                    started = True
+                    any_started = started = True
                     break
                 refused[shape] = None
                 if not number:
                     self._keep(task)
+            if self._freed and not started:  # for one of them, and another one may fit now
+                self._freed, started = False, True
+                refused.clear()
+        return any_started
 
     def _shape(self, task: TaskRecord) -> Any:
         if task.state is TaskState.FROZEN:
@@ -112,7 +121,7 @@ class Placement:
             for node in self._nodes.values()
             if node.kept_for is None
             and len(node.cpus) >= (task.terms.cores or 1)
-            and len(node.gpu_names) - len(node.marked) >= task.terms.gpus
+            and node.gpus >= task.terms.gpus
         ]
         if nodes and all(node.kept_for != task.id for node in self._nodes.values()):
             best = max(nodes, key=lambda one: (len(one.usable_gpus()), len(one.free_cpus), -one.id))
@@ -168,9 +177,9 @@ class Placement:
 
     def _cores_on(self, task: TaskRecord, node: NodeRecord, cores: int) -> int:
         """Limit cores that nobody asked for to those that come with the GPUs."""
-        if task.terms.cores is not None or not node.gpu_names:
+        if task.terms.cores is not None or not node.gpus:
             return cores
-        with_gpus = len(node.cpus) * task.terms.gpus / len(node.gpu_names)
+        with_gpus = len(node.cpus) * task.terms.gpus / node.gpus
         return min(cores, max(1, int(with_gpus)))
 
     def _start_gpu(self, task: TaskRecord) -> bool:
@@ -178,6 +187,7 @@ class Placement:
         multi = task.terms.gpus >= self._settings.multi_gpus
         lends = not self._queues["gpu" if multi else "multi"]
         at_once: list[tuple[int, int, tuple[int, ...]]] = []
+        claimed: list[int] = []
         by_stopping: list[tuple[int, NodeRecord, list[TaskRecord]]] = []
         for node in self._nodes.values():
             if not self._may_start(node, task):
@@ -189,7 +199,7 @@ class Placement:
             if missing <= 0:
                 at_once.append((len(node.usable_gpus()), node.id, gpus))
             elif not at_once:
-                self._claimed[node.id] = None
+                claimed.append(node.id)
                 victims = self._victims(node, missing - node.stopping_cores)
                 if victims is not None:
                     by_stopping.append((len(victims), node, victims))
@@ -206,6 +216,8 @@ class Placement:
             if gpus is not None and self._cores_on(task, node, cores) <= len(node.free_cpus):
                 self._start(task, node, gpus, self._cores_on(task, node, cores))
                 return True
+            self._freed = any(victim.state is TaskState.FROZEN for victim in victims)
+        self._claimed.update(dict.fromkeys(claimed))
         return False
 
     def _victims(self, node: NodeRecord, missing: int) -> list[TaskRecord] | None:
@@ -253,7 +265,7 @@ class Placement:
         """Give a running task so many cores; they must be free."""
         task.cores = cores
         self._give_cores(task, node, cores)
-        self._table.changed[task.id] = task
+        self._table.changed[task.id], self._table.dirty = task, True
         self._table.send(out.SetCores(task.id, task.cpus))
 
     def _give_cores(self, task: TaskRecord, node: NodeRecord, cores: int) -> None:

@@ -164,6 +164,7 @@ class TaskScheduler:
             node.marked[event.gpu] = event.reason
         else:
             node.marked.pop(event.gpu, None)
+        self.placement.split()
         self.table.dirty = True
 
     def _memory_measured(self, event: ev.MemoryMeasured) -> None:

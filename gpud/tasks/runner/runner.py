@@ -31,12 +31,14 @@ from gpud.tasks.runner.control import Control
 from gpud.tasks.runner.gpus import GPUs
 from gpud.tasks.runner.processes import MARK, boot_id
 from gpud.tasks.store import TaskStore
+from gpud.wire.socket_path import socket_path
 from gpud.wire.task_messages import SubmitTask
 
 __all__ = ["Runner"]
 
 _NODE = 0
 _RETRY_S = 1.0
+_LOOK_S = 1.0
 _GRACE_S = 10.0
 _OUTPUT_BYTES = 64 << 20
 
@@ -85,9 +87,11 @@ class Runner:
         """Take over the tasks of earlier runners."""
         for need in self.store.needs(time.time_ns()):
             self.scheduler.handle(need)
+        await self.gpus.use(str(socket_path()), busy=False)
         await self._node_changed()
         for row in sorted(self.store.unfinished(), key=_restored_in_order):
             await self._restore(row)
+        self._begin(self._watch_gpus())
 
     def close(self) -> None:
         """Leave the tasks that run to the next runner."""
@@ -96,6 +100,7 @@ class Runner:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
+        self.gpus.close()
         self.store.close()
 
     # -- events
@@ -166,6 +171,14 @@ class Runner:
         for gpu, reason in self.gpus.marks():
             await self.feed(ev.GPUMarked(time.time_ns(), _NODE, gpu, reason))
 
+    async def _watch_gpus(self) -> None:
+        """Follow the daemon's end and return, as long as tasks have or want GPUs."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if any(task.is_gpu for task in self.scheduler.tasks.values()):
+                if await self.gpus.look():
+                    await self._node_changed()
+
     async def _restore(self, row: Mapping[str, Any]) -> None:
         """Take over a task: one that runs is adopted, one that was never begun is queued."""
         task, number = row["id"], row["attempt"]
@@ -204,11 +217,13 @@ class Runner:
         added = {
             "GPUD_TASK": str(command.task),
             MARK: f"{attempt.parent}:{command.task}.{command.attempt}",
-            **self.gpus.environment(command.gpus, command.part, reserved=around["reserved"]),
+            **self.gpus.environment(command.gpus),
         }
         environment = self.store.environment(row["environment"])
         self.attempts.start(command.task, command.attempt, {
-            "command": row["command"],
+            "command": self.gpus.command(
+                row["command"], command.gpus, command.part, reserved=around["reserved"]
+            ),
             "directory": row["directory"],
             "environment": environment.decode("utf-8", "surrogateescape")
             + "".join(f"{name}={value}\0" for name, value in added.items()),
@@ -248,7 +263,9 @@ class Runner:
         self._begin(self._measure(command))
 
     async def _measure(self, command: out.MeasureWindow) -> None:
-        utilisation = await self.gpus.utilisation(command.task, command.window_ns)
+        task = self.scheduler.tasks.get(command.task)
+        gpus = () if task is None else task.gpus
+        utilisation = await self.gpus.utilisation(gpus, command.window_ns)
         await self.feed(
             ev.WindowMeasured(time.time_ns(), command.task, command.attempt, utilisation)
         )

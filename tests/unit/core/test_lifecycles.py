@@ -12,11 +12,13 @@ from docs.generate_lifecycles import lifecycles_page
 from gpud.core import lifecycles as cycles
 from gpud.core.lifecycles import JobInput, JobState, Lifecycle
 from gpud.errors import InternalError
+from gpud.tasks.core.lifecycle import TASKS, TaskInput, TaskState
 
 TABLES: list[tuple[Any, type[StrEnum], type[StrEnum], str]] = [
     (cycles.JOBS, JobState, JobInput, "blocked"),
     (cycles.SESSIONS, cycles.SessionState, cycles.SessionInput, "open"),
     (cycles.DEVICES, cycles.DeviceState, cycles.DeviceInput, "starting"),
+    (TASKS, TaskState, TaskInput, "blocked"),
 ]
 
 
@@ -80,8 +82,10 @@ def test_a_long_history_is_cut() -> None:
 
 def test_the_page_has_every_transition() -> None:
     page = lifecycles_page()
-    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
-    for table, states, inputs, _ in TABLES:
+    sections = page.split("\n## ")[1:]
+    for section, (table, states, inputs, _) in zip(sections, TABLES, strict=True):
+        lines = section.splitlines()
+        rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
         assert set(states) <= rows.keys()
         for (before, by), after in table.items():
             assert f"{by}: `{after}`" in rows[before]
