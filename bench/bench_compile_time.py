@@ -15,10 +15,8 @@ Measured, as a daemon compiles (bounds checks, and the variant with kill polls i
 * the suite: every kernel of the conformance suite with the block shape of its case.
 
 Reported are lines of LLVM IR, and processor time of the code generator and of LLVM (the least of
-some runs); and for kernels that begin in a draft (`gpud.device.cpu.program.drafts`) the time until
-that is there, ``first_s``, which is the total for others. ``--baseline`` adds an earlier result, of
-another version, to each row as ``before``. It was not measured in turns: lines are comparable,
-times only roughly.
+some runs). ``--baseline`` adds an earlier result, of another version, to each row as ``before``. It
+was not measured in turns: lines are comparable, times only roughly.
 
 Prints tables and writes bench/results/compile_time.json.
 """
@@ -28,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -51,7 +48,6 @@ from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
-from gpud.device.cpu.program.kernel_compiler import DRAFT_LINES
 from gpud.errors import GpudError
 from tests.conformance.runner import headers_installed, source_of
 from tests.conformance.suite import CASES, Case
@@ -102,7 +98,7 @@ def measure(program: Program, entry: str, shape: tuple[int, int, int], runs: int
     name = program.kernels[entry].entry_for(shape, killable=True)
     module = flatten_module(parse(program.ptx))
     layout = layout_module(module)
-    generating, optimising, drafting, lines = [], [], [], 0
+    generating, optimising, lines = [], [], 0
     for _ in range(runs):
         start = time.process_time()
         ir = generate_kernel(module, name, Shape(*shape), layout, _ARENA, _HEAP).ir
@@ -111,17 +107,11 @@ def measure(program: Program, entry: str, shape: tuple[int, int, int], runs: int
         generating.append(between - start)
         optimising.append(time.process_time() - between)
         lines = ir.count("\n")
-        if lines >= DRAFT_LINES:
-            between = time.process_time()
-            jit.object_code(ir, draft=True)
-            drafting.append(time.process_time() - between)
-    first_s = min(generating) + min(drafting or optimising)
     return {
         "ir_lines": lines,
         "generate_s": round(min(generating), 4),
         "llvm_s": round(min(optimising), 4),
         "total_s": round(min(generating) + min(optimising), 4),
-        "first_s": round(first_s, 4),
     }
 
 
@@ -241,20 +231,15 @@ def _with_before(
 
 def _print_suite(rows: Sequence[dict[str, Any]]) -> None:
     order = sorted(rows, key=lambda row: -row.get("before", row)["total_s"])
-    print(
-        f"{'case':<32}{'IR lines':>10}{'generate':>10}{'LLVM':>8}{'total':>8}{'first':>8}"
-        f"{'before':>9}"
-    )
+    print(f"{'case':<32}{'IR lines':>10}{'generate':>10}{'LLVM':>8}{'total':>8}{'before':>9}")
     for row in order[:SLOWEST]:
         before = row.get("before")
         text = f"{before['total_s']:9.2f}" if before is not None else ""
         print(
             f"{row['case']:<32}{row['ir_lines']:>10}{row['generate_s']:>10.2f}{row['llvm_s']:>8.2f}"
-            f"{row['total_s']:>8.2f}{row['first_s']:>8.2f}{text}"
+            f"{row['total_s']:>8.2f}{text}"
         )
-    first = statistics.median(row["first_s"] / row["total_s"] for row in order[:SLOWEST])
     print(f"all {len(rows)}: {sum(row['total_s'] for row in rows):.1f} s")
-    print(f"to the first result of these {len(order[:SLOWEST])}: {first:.2f} of the total (median)")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ __all__ = ["NativeCode", "add_symbols", "assemble", "link", "object_code", "targ
 _lock = threading.Lock()
 
 
-def _draft_passes() -> Any:
+def _quick_passes() -> Any:
     """Return passes that take little time: variables in registers, and fewer branches."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_sroa_pass()
@@ -80,10 +80,10 @@ def _end(engine: Any, context: Any) -> None:
     context.close()
 
 
-def object_code(ir: str, *, draft: bool = False) -> bytes:
+def object_code(ir: str, *, optimise: bool = True) -> bytes:
     """Optimise LLVM assembly and compile it for this machine; returns an object file.
 
-    A ``draft`` is hardly optimised: it is there in a tenth of the time, and some times slower.
+    Without ``optimise`` it takes a tenth of the time, and the code some times longer: for tests.
 
     Calls are serialised, as llvmlite's calls into LLVM are in any case. Each program has its own
     LLVM context: a shared one would keep the types, names and constants of every program.
@@ -92,7 +92,7 @@ def object_code(ir: str, *, draft: bool = False) -> bytes:
         RuntimeError: the IR is malformed, which is a bug in gpud.
     """
     with _lock:
-        machine = _target_machine(0 if draft else 2)
+        machine = _target_machine(2 if optimise else 0)
         context = llvm.create_context()
         try:
             module = llvm.parse_assembly(ir, context=context)
@@ -103,7 +103,7 @@ def object_code(ir: str, *, draft: bool = False) -> bytes:
             tuning.loop_vectorization = True
             tuning.slp_vectorization = False  # vectorising the loops over threads is enough
             builder = llvm.create_pass_builder(machine, tuning)
-            passes = _draft_passes() if draft else builder.getModulePassManager()
+            passes = builder.getModulePassManager() if optimise else _quick_passes()
             try:
                 passes.run(module, builder)
             finally:

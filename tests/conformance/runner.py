@@ -51,10 +51,10 @@ def straight(blocks: int = 3) -> Conduct:
 
 
 @contextmanager
-def drafts() -> Iterator[None]:
-    """Within this context the CPU device compiles as for a first launch: a tenth of the time."""
+def unoptimised() -> Iterator[None]:
+    """Within this context the CPU device compiles in a tenth of the time, and code is slower."""
     with pytest.MonkeyPatch.context() as change:
-        change.setattr(jit, "object_code", functools.partial(jit.object_code, draft=True))
+        change.setattr(jit, "object_code", functools.partial(jit.object_code, optimise=False))
         yield
 
 

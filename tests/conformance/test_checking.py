@@ -14,11 +14,11 @@ from gpud.errors import CheckFailed
 from tests.conformance.checking_device import CheckingDevice
 from tests.conformance.runner import (
     LoadedCase,
-    drafts,
     headers_installed,
     problems_of,
     source_of,
     straight,
+    unoptimised,
 )
 from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form
@@ -36,7 +36,7 @@ ABSENT_LANES = ("absent_lanes", "exit_before_shuffle")
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
     """What is found does not depend on LLVM's effort."""
-    with drafts(), CPUDevice(2) as one:
+    with unoptimised(), CPUDevice(2) as one:
         yield CheckingDevice(one)
 
 

@@ -17,13 +17,13 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
 from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import (
-    drafts,
     headers_installed,
     problems_of,
     rewritten,
     run_case,
     source_of,
     straight,
+    unoptimised,
 )
 from tests.conformance.suite import CASES, Case, Results, differences_between, find
 from tests.conformance.suite.case import Form as CaseForm
@@ -80,8 +80,8 @@ def agree(case: Case, device: Any, forms: Sequence[CaseForm]) -> None:
         if form not in case.forms:
             continue
         conduct = straight(case.blocks if form == "unmodified" else 5)
-        draft = form == "unmodified" and not case.opcodes
-        with drafts() if draft else nullcontext():
+        quick = form == "unmodified" and not case.opcodes
+        with unoptimised() if quick else nullcontext():
             run = run_case(device, case, form, conduct=conduct)
         assert problems_of(run) == [], form
         results = run.results()

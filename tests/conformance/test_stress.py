@@ -16,7 +16,7 @@ from bench import bench_stress
 from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.common_opcodes import words
-from tests.conformance.runner import LoadedCase, drafts, rewritten
+from tests.conformance.runner import LoadedCase, rewritten, unoptimised
 from tests.conformance.stress import stress
 from tests.conformance.suite import find
 
@@ -107,7 +107,7 @@ def test_the_long_run_runs_every_kernel(monkeypatch: pytest.MonkeyPatch, tmp_pat
     result = tmp_path / "stress.json"
     monkeypatch.setattr(bench_stress, "RESULT", result)
     monkeypatch.setattr(sys, "argv", ["bench_stress.py", "--events", "3000"])
-    with drafts():
+    with unoptimised():
         assert bench_stress.main() == 0
     found = json.loads(result.read_text())
     assert found["kernels run"] == found["kernels"] > 300

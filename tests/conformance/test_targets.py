@@ -15,7 +15,7 @@ import pytest
 
 from gpud.device import jit
 from gpud.device.cpu.device import CPUDevice
-from tests.conformance.runner import drafts, problems_of, run_case, straight
+from tests.conformance.runner import problems_of, run_case, straight, unoptimised
 from tests.conformance.suite import CASES, Case, find
 from tests.conformance.suite.chains import BLOCK
 from tests.conformance.suite.chains import CASES as CHAINS
@@ -115,6 +115,6 @@ def test_instructions_on_every_target(
 @pytest.mark.ci
 @pytest.mark.parametrize("threads", BLOCKS)
 @pytest.mark.parametrize("name", [case.name for case in CHAINS])
-def test_chains_in_drafts(device: CPUDevice, name: str, threads: int) -> None:
-    with drafts():
+def test_chains_without_optimisation(device: CPUDevice, name: str, threads: int) -> None:
+    with unoptimised():
         agrees(device, in_blocks(find(name), threads))

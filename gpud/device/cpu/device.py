@@ -23,7 +23,6 @@ from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.memory_limit import memory_limit_bytes
 from gpud.device.cpu.occupancy import SM_LIMITS, DeviceLimits
 from gpud.device.cpu.program.compile_request import KernelCompiler
-from gpud.device.cpu.program.drafts import Finisher
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
 from gpud.device.cpu.scheduling.lane import CPULane
@@ -62,8 +61,6 @@ class CPUDevice:
         sms: number of virtual SMs; default one for each core that this process may use.
         capability: the compute capability, times ten, whose limits an SM has.
         compiler: compiles kernels to machine code; by default this process does.
-        finishes: makes the final code of kernels that ``compiler`` makes a draft of first; None: it
-            makes no drafts.
 
     Attributes:
         scheduler: places persistent blocks on the SMs.
@@ -79,7 +76,6 @@ class CPUDevice:
         *,
         capability: int = 90,
         compiler: KernelCompiler | None = None,
-        finishes: KernelCompiler | None = None,
     ) -> None:
         if sms is None:
             sms = len(os.sched_getaffinity(0))
@@ -99,7 +95,6 @@ class CPUDevice:
         self._grids = 0
         self._compiler = compiler
         self.scheduler = BlockScheduler(sms)
-        self._finisher = None if finishes is None else Finisher(finishes, self.scheduler.headers)
         # Closed at exit: native code must not outlive the memory that it works on.
         _open.add(self)
 
@@ -121,7 +116,7 @@ class CPUDevice:
         variables: tuple[int, int] | None = None,
     ) -> CPUModule:
         """Load a PTX program; see `CPUModule`."""
-        return CPUModule(text, arena, self._compiler, self._finisher, variables=variables)
+        return CPUModule(text, arena, self._compiler, variables=variables)
 
     def occupancy(self, kernel: CPUKernel, block: Sequence[int], shared: int = 0) -> int:
         """Return M for a block shape and ``shared`` bytes of dynamic shared memory.
@@ -200,8 +195,6 @@ class CPUDevice:
 
     def close(self) -> None:
         """End the SM threads. Launches that still run are dropped."""
-        if self._finisher is not None:
-            self._finisher.close()
         self.scheduler.close()
 
     def __enter__(self) -> CPUDevice:

@@ -136,11 +136,9 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
     compiler.warm_up()  # it starts while this process imports the device
     from gpud.device.cpu.device import CPUDevice
 
-    # Its process starts with the first draft.
-    finishes = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes, disk=disk)
     if spec.capability is None:
-        return CPUDevice(spec.number, compiler=compiler, finishes=finishes)
-    return CPUDevice(spec.number, capability=spec.capability, compiler=compiler, finishes=finishes)
+        return CPUDevice(spec.number, compiler=compiler)
+    return CPUDevice(spec.number, capability=spec.capability, compiler=compiler)
 
 
 def end_after_errors_of_threads(host: Host) -> None:

@@ -72,11 +72,11 @@ def answer(asked: Make, dumps: DumpFolder | None = None) -> Made | Failed:
     arena, heap = (None if one is None else LinkedMemory(*one) for one in (asked.arena, asked.heap))
     x, y, z = asked.block
     try:
-        wanted = CompileRequest(asked.text, asked.entry, (x, y, z), arena, heap, asked.draft)
+        wanted = CompileRequest(asked.text, asked.entry, (x, y, z), arena, heap)
         native = compile_kernel(wanted, dumps)
         generated = dataclasses.asdict(native.generated)
         del generated["ir"]
-        return Made(generated, native.code, native.draft)
+        return Made(generated, native.code)
     except Exception as error:  # noqa: BLE001 - every error goes to the host
         return Failed(as_gpud_error(error).to_wire())
 

@@ -11,15 +11,13 @@ because all sessions' kernels wait here for each other.
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
     once: a kernel that is loaded again, by whichever session, is not compiled again: the last
-        `_KEPT_BYTES` of machine code are kept, and more on disk, for the next daemon too; a draft
-        (`gpud.device.cpu.program.drafts`) is made only where there is no final code;
+        `_KEPT_BYTES` of machine code are kept, and more on disk, for the next daemon too;
     small: of a refused kernel only a digest and the message are kept; a process compiles
         `_MOST_KERNELS` and is replaced, since LLVM keeps some memory for each.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import signal
 import socket
@@ -94,20 +92,17 @@ class NativeCompiler:
             CompileError: it takes too long, too much memory, or LLVM crashes on it.
             InternalError: the compiler process could not be started.
         """
-        digest = final = cache_key((*_versions(), repr(wanted)))
-        if wanted.draft:
-            final = cache_key((*_versions(), repr(dataclasses.replace(wanted, draft=False))))
+        digest = cache_key((*_versions(), repr(wanted)))
         with self._lock:
             refusal = self._culprits.refusal(digest)
             if refusal is not None:
                 raise from_wire(refusal.to_wire())
-            for known in dict.fromkeys((final, digest)):
-                if known in self._made:
-                    self._made.move_to_end(known)
-                    return self._made[known]
-            made = self._from_disk(final)
+            if digest in self._made:
+                self._made.move_to_end(digest)
+                return self._made[digest]
+            made = self._from_disk(digest)
             if made is not None:
-                self._keep(final, made)
+                self._keep(digest, made)
                 return made
             while True:
                 try:
@@ -143,10 +138,10 @@ class NativeCompiler:
                     raise
                 else:
                     self._culprits.answered(digest)
-                    if self._disk is not None and not answer.draft:
-                        self._disk.put(final, NATIVE_PROTOCOL.encode(answer))
+                    if self._disk is not None:
+                        self._disk.put(digest, NATIVE_PROTOCOL.encode(answer))
                     made = _result(answer)
-                    self._keep(digest if made.draft else final, made)
+                    self._keep(digest, made)
                     return made
 
     def _refuse(self, digest: bytes, wanted: CompileRequest, why: str) -> NoReturn:
@@ -238,9 +233,7 @@ class _NativeProcess:
         if not self.made:
             self._await_start()
         self.made += 1
-        asked = Make(
-            wanted.text, wanted.entry, wanted.block, wanted.arena, wanted.heap, wanted.draft
-        )
+        asked = Make(wanted.text, wanted.entry, wanted.block, wanted.arena, wanted.heap)
         self._socket.settimeout(self._limit_s)
         self._socket.sendall(NATIVE_PROTOCOL.encode(asked))
         answer = self._next(self._limit_s)
@@ -284,7 +277,7 @@ def _result(made: Made) -> CompileResult:
     from gpud.device.cpu.codegen.artifact import GeneratedKernel
     from gpud.device.cpu.program.compile_request import CompileResult
 
-    return CompileResult(GeneratedKernel("", **made.generated), made.code, made.draft)
+    return CompileResult(GeneratedKernel("", **made.generated), made.code)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from gpud.wire.field_types import blob, flag, listed, optional, plain, text, uint
+from gpud.wire.field_types import blob, listed, optional, plain, text, uint
 from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = ["MAX_FRAME_BYTES", "NATIVE_PROTOCOL", "Failed", "Made", "Make", "Ready"]
@@ -33,7 +33,6 @@ class Make(NamedTuple):
     block: Annotated[tuple[int, ...], listed(uint(32), 3, 3), "threads in x, y and z"]
     arena: Annotated[tuple[int, ...] | None, _Memory, "alignment and size of what may be accessed"]
     heap: Annotated[tuple[int, ...] | None, _Memory, "alignment and size of the heap of ``malloc``"]
-    draft: Annotated[bool, flag(), "a draft is wanted, if the final code would take long"] = False
 
 
 @_process(64)
@@ -46,7 +45,6 @@ class Made(NamedTuple):
         "`gpud.device.cpu.codegen.artifact.GeneratedKernel`, without ``ir``",
     ]
     code: Annotated[bytes, blob(1 << 27), "an object file"]
-    draft: Annotated[bool, flag(), "the code is a draft"] = False
 
 
 @_process(65)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.bench_compile_time import growing
-from gpud.compiler.cache import Cache
-from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.program.compile_request import CompileRequest
 from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host import native_compiler
@@ -142,21 +137,3 @@ def test_it_ends_when_it_is_closed(maker: NativeCompiler) -> None:
     maker.close()
     assert running is not None
     assert running._process.returncode is not None
-
-
-def test_a_draft_is_made_only_where_there_is_no_final_code(tmp_path: Path) -> None:
-    disk = Cache(tmp_path / "code")
-    first, finishes, later = (NativeCompiler(60, 0, disk=disk) for _ in range(3))
-    program = compile_program(growing("calls of sinf", 2))
-    final = CompileRequest(program.ptx, "grown", (128, 1, 1))
-    hurried = replace(final, draft=True)
-    with closing(first), closing(finishes), closing(later):
-        draft = first(hurried)
-        assert draft.draft
-        assert first(hurried) is draft
-        made = finishes(final)
-        assert not made.draft
-        assert made.generated == draft.generated, "a block's memory is laid out alike"
-        assert made.code != draft.code
-        assert later(hurried).code == made.code
-        assert not later(hurried).draft

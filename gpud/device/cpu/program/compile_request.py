@@ -29,8 +29,6 @@ class CompileRequest:
         block: threads in x, y and z.
         arena: the memory that bounds checks allow; None: nothing is checked.
         heap: the heap of ``malloc``; None: the program has none of its own.
-        draft: whether a draft is wanted, if the final code would take long
-            (`gpud.device.cpu.program.drafts`).
     """
 
     text: str
@@ -38,7 +36,6 @@ class CompileRequest:
     block: tuple[int, int, int]
     arena: LinkedMemory | None = None
     heap: LinkedMemory | None = None
-    draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +45,10 @@ class CompileResult:
     Attributes:
         generated: the description.
         code: the object file.
-        draft: whether the code is a draft.
     """
 
     generated: GeneratedKernel
     code: bytes
-    draft: bool = False
 
 
 class KernelCompiler(Protocol):

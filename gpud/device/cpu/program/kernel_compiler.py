@@ -15,10 +15,7 @@ from gpud.device.cpu.codegen.kernel import generate_kernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
 
-__all__ = ["DRAFT_LINES", "compile_kernel"]
-
-DRAFT_LINES = 6000
-"""Lines of LLVM IR from which on a draft is made: final code takes a quarter of a second there."""
+__all__ = ["compile_kernel"]
 
 
 def compile_kernel(wanted: CompileRequest, dumps: DumpFolder | None = None) -> CompileResult:
@@ -34,8 +31,7 @@ def compile_kernel(wanted: CompileRequest, dumps: DumpFolder | None = None) -> C
     generated = generate_kernel(program, wanted.entry, shape, layout, arena, wanted.heap)
     if dumps is not None:
         dumps.kernel(wanted.text, program.entries(), wanted.entry, wanted.block, generated.ir)
-    draft = wanted.draft and generated.ir.count("\n") >= DRAFT_LINES
-    return CompileResult(generated, jit.object_code(generated.ir, draft=draft), draft)
+    return CompileResult(generated, jit.object_code(generated.ir))
 
 
 @lru_cache(maxsize=4)

@@ -8,10 +8,8 @@ number of threads. The first launch with a new shape has to wait for that, unles
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +20,12 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.device import jit
-from gpud.device.cpu.abi.layout import HEADER, Shape
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.abi.linked_memory import LinkedMemory, symbols
 from gpud.device.cpu.codegen.artifact import ENTRY_POINTS, GeneratedKernel
 from gpud.device.cpu.codegen.preparation.module_layout import layout_module
 from gpud.device.cpu.program import printf
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult, KernelCompiler
-from gpud.device.cpu.program.drafts import Finisher, replace_words
 from gpud.device.cpu.program.heap import Heap
 from gpud.device.cpu.program.heap import install as install_heap
 from gpud.device.cpu.program.module_data import ModuleData
@@ -58,15 +55,6 @@ class CompiledKernel:
     data: ModuleData
 
 
-class CodeUser(Protocol):
-    """What has addresses of a kernel's functions."""
-
-    def replace_code(self, changes: Mapping[int, int]) -> None:
-        """Replace addresses of functions by others that do the same."""
-
-    def __hash__(self) -> int: ...
-
-
 class CPUKernel:
     """A kernel (entry) of a loaded module."""
 
@@ -77,12 +65,7 @@ class CPUKernel:
         self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
         """Cache of `gpud.device.cpu.scheduling.layout`, by block shape and shared memory."""
         self._compiled: dict[Shape, CompiledKernel] = {}
-        self._drafts: list[jit.NativeCode] = []  # blocks may run in them
         self._lock = threading.Lock()
-        self.users: weakref.WeakSet[CodeUser] = weakref.WeakSet()
-        """What has the addresses of its functions, to be told of others."""
-        self.replaced: dict[int, int] = {}
-        """The addresses of functions of drafts that were replaced, and those that replace them."""
 
     def compiled(self, block: tuple[int, int, int]) -> CompiledKernel:
         """Return the kernel for a block shape, compiled on first use.
@@ -103,8 +86,6 @@ class CPUKernel:
                     self.name, shape, native.generated, code, self.module.data
                 )
                 self._compiled[shape] = compiled
-                if native.draft and self.module.finisher is not None:
-                    self.module.finisher.add(self, block)
         return compiled
 
     def _native(self, block: tuple[int, int, int]) -> CompileResult:
@@ -112,46 +93,8 @@ class CPUKernel:
         if module.compiler is None:
             generated = self.generate(Shape(*block))
             return CompileResult(generated, jit.object_code(generated.ir))
-        return module.compiler(self._request(block, draft=module.finisher is not None))
-
-    def _request(self, block: tuple[int, int, int], *, draft: bool) -> CompileRequest:
-        module = self.module
-        return CompileRequest(module.text, self.name, block, *module.linked_memory, draft=draft)
-
-    def final_code(self, block: tuple[int, int, int]) -> CompileResult:
-        """Have the final code for a block shape made; blocks.
-
-        Raises:
-            CompileError: the module's compiler exceeded its limits.
-        """
-        assert self.module.finisher is not None, "only its drafts are finished"
-        return self.module.finisher.compiler(self._request(block, draft=False))
-
-    def finish(
-        self, block: tuple[int, int, int], native: CompileResult, headers: Sequence[int]
-    ) -> None:
-        """Replace the draft for a block shape, also in what runs.
-
-        Args:
-            block: the block shape.
-            native: from `final_code`.
-            headers: addresses of the headers of all blocks that may run in the draft.
-        """
-        linked = symbols(self.module.checked_arena, self.module.heap_range)
-        code = jit.link(native.code, ENTRY_POINTS, linked)
-        with self._lock:
-            draft = self._compiled[Shape(*block)]
-            self._drafts.append(draft.code)
-            self._compiled[Shape(*block)] = replace(draft, code=code)
-            changes = [(draft.code.addresses[name], code.addresses[name]) for name in ENTRY_POINTS]
-            self.replaced |= dict(changes)
-            self.plans.clear()
-            users = tuple(self.users)
-        for user in users:
-            user.replace_code(dict(changes))
-        offsets = [HEADER[name][0] for name in ENTRY_POINTS]
-        for header in headers:
-            replace_words([header + offset for offset in offsets], changes)
+        wanted = CompileRequest(module.text, self.name, block, *module.linked_memory)
+        return module.compiler(wanted)
 
     def generate(self, shape: Shape) -> GeneratedKernel:
         """LLVM assembly for a block shape, not compiled."""
@@ -176,7 +119,6 @@ class CPUModule:
         text: PTX, rewritten or not.
         arena: address and size of its session's memory; None: accesses are not checked.
         compiler: compiles its kernels to machine code; by default this process does.
-        finisher: replaces drafts; None: there are none.
         variables: address and size of the block of its variables; None: they are its own.
 
     Raises:
@@ -188,7 +130,6 @@ class CPUModule:
         text: str,
         arena: tuple[int, int] | None = None,
         compiler: KernelCompiler | None = None,
-        finisher: Finisher | None = None,
         *,
         variables: tuple[int, int] | None = None,
     ) -> None:
@@ -197,7 +138,6 @@ class CPUModule:
         program = flatten_module(parse(text))
         self.text = text
         self.compiler = compiler
-        self.finisher = finisher
         self.arena = arena
         self.program = program
         self.layout = layout_module(program)

@@ -276,12 +276,6 @@ class BlockScheduler:
         finally:
             self.notify_over()
 
-    def headers(self) -> tuple[list[int], object]:
-        """Return the addresses of all blocks' headers, and what keeps them valid."""
-        with self.lock:
-            blocks = tuple(self._pool.by_address.values())
-        return [block.address for block in blocks], blocks
-
     def _spinning(self, sm: VirtualSM) -> None:
         """End runs that spin in vain; a block on ``sm`` does. On the SM's thread."""
         with self.lock:

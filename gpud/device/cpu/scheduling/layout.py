@@ -15,7 +15,7 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -34,7 +34,6 @@ from gpud.device.cpu.abi.records import (
     ClaimMode,
     launches_at,
 )
-from gpud.device.cpu.codegen.artifact import ENTRY_POINTS
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.program.module import CPUKernel
 from gpud.device.cpu.sm.stillness import WATCHED_BYTES
@@ -170,16 +169,6 @@ class SequenceLayout:
         self.block_bytes = align_up(needed, 1 << max(10, needed.bit_length() - 3))
         self.image = self._run_record() + launches.tobytes()
         self.free: list[CPURunRecords] = []
-        for kernel in self._kernels:
-            kernel.users.add(self)
-            self.replace_code(kernel.replaced)  # what was replaced meanwhile
-
-    def replace_code(self, changes: Mapping[int, int]) -> None:
-        """Have blocks that begin later run other functions that do the same."""
-        for name in ENTRY_POINTS:
-            column = self._templates[name]
-            for old, new in changes.items():
-                column[column == old] = new
 
     def fresh(self, parameters: Sequence[bytes]) -> bytes:
         """Return the records with which a run with these parameter buffers begins."""
