@@ -133,8 +133,10 @@ def generate_kernel(
         kernel.frames = STACK_BYTES
     plan = StagePlan(convergence, shape)
     kernel.region_cuts = tuple(sorted({*kernel.regions.cuts, *plan.divergence_points}))
-    define_lockstep(kernel, plan)
-    define_regions(kernel)
+    if define_lockstep(kernel, plan):
+        define_regions(kernel)
+    else:
+        _define_nothing_for_diverged(ir)
     for function in functions:
         define_function(kernel, function)
     _define_exchange(kernel)
@@ -165,6 +167,22 @@ def generate_kernel(
 
 
 # -- parts of the module -----------------------------------------------------------------------
+
+
+def _define_nothing_for_diverged(ir: IRModule) -> None:
+    """Define what is called only when threads have diverged, which they cannot: half of the code.
+
+    It takes LLVM a third of its time.
+    """
+    for header in (
+        "void @run_region(ptr %b, i32 %cut, i32 %t0, i32 %t1)",
+        "void @begin_diverged(ptr %b)",
+    ):
+        emitter = Emitter(ir, f"define {header} nounwind")
+        emitter.do("call void @llvm.trap()")
+        emitter.end("unreachable")
+        emitter.finish()
+    ir.declare("declare void @llvm.trap()")
 
 
 def _define_exchange(kernel: KernelContext) -> None:

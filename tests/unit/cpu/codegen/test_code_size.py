@@ -29,6 +29,26 @@ def test_twice_the_program_gives_twice_the_code(family: str) -> None:
     assert second < 2.3 * first, lines
 
 
+@pytest.mark.parametrize(
+    ("does", "diverges"),
+    [
+        ("if (i < n) x[i] = sqrtf(x[i]);", False),
+        ("x[i] = __shfl_down_sync(~0u, x[i], 1);", False),
+        ("for (int k = 0; k < i % 7; k++) { __syncwarp(1u << i % 32); x[i] += k; }", True),
+    ],
+)
+def test_where_threads_cannot_diverge_is_no_code_for_it(does: str, diverges: bool) -> None:
+    source = f"""extern "C" __global__ void k(float* x, int n) {{
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        {does}
+    }}"""
+    program = compile_program(compile_cuda(source).ptx)
+    entry = program.kernels["k"].entry_for((128, 1, 1), killable=True)
+    with CPUDevice(1) as device:
+        generated = device.load(program.ptx, ARENA).kernel(entry).generate(Shape(128))
+    assert ("@region." in generated.ir) == diverges
+
+
 def test_long_regions_with_common_blocks_are_together() -> None:
     together = 0
     for regions, _ in random_programs(4):

@@ -39,11 +39,15 @@ _CYCLES_PER_QUANTUM = 1_000_000
 and rarely enough that most task blocks run in one piece."""
 
 
-def define_lockstep(kernel: KernelContext, plan: StagePlan) -> None:
-    """Define ``@run_lockstep`` and ``@uniform_table``: the uniform registers at each block."""
+def define_lockstep(kernel: KernelContext, plan: StagePlan) -> bool:
+    """Define ``@run_lockstep`` and ``@uniform_table``: the uniform registers at each block.
+
+    Returns whether threads can diverge.
+    """
     writer = LockstepWriter(kernel, plan)
     writer.define()
     _define_table(kernel, plan, writer.table_blocks)
+    return writer.diverges
 
 
 class LockstepWriter:
@@ -73,6 +77,8 @@ class LockstepWriter:
         """The tile of the current stage."""
         self.table_blocks: set[int] = set(plan.entries)
         """Blocks at which threads diverge or reconverge."""
+        self.diverges = 0 not in plan.entries
+        """Whether there is a way out of lockstep, or the block begins outside of it."""
 
     def _boundary_tiles(self) -> dict[int, BoundaryTile]:
         if self.kernel.shape.threads == 1:
@@ -158,6 +164,7 @@ class LockstepWriter:
         there.
         """
         emitter = self.emitter
+        self.diverges = True
         names = dict.fromkeys(
             n for t in targets if t != self.flow.exit for n in self._uniform_live(t)
         )
