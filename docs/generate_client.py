@@ -65,6 +65,7 @@ _AWAITED = (
     gc.AsyncSymbol,
     gc.AsyncArray,
     gc.AsyncJob,
+    gc.AsyncStream,
     gc.AsyncLane,
 )
 

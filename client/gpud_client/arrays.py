@@ -22,7 +22,7 @@ from gpud_client.connection.pending import Notification, Operation, PendingJob, 
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
-from gpud_client.launch.streams import Stream
+from gpud_client.launch.streams import Failure, StreamBase, unseen_failures
 from gpud_client.workloads.memory import MemoryPart
 
 __all__ = [
@@ -54,7 +54,7 @@ A = TypeVar("A", bound="ArrayBase")
 class _Allocation:
     """Memory on a device, freed when neither the array nor a NumPy view of it is left."""
 
-    __slots__ = ("__weakref__", "address", "core", "device", "kick", "lost", "size")
+    __slots__ = ("__weakref__", "address", "core", "device", "kick", "lost", "size", "users")
 
     def __init__(
         self, core: ProtocolState, device: int, address: int, size: int, kick: Any
@@ -65,6 +65,7 @@ class _Allocation:
         self.size = size
         self.kick = kick
         self.lost = False
+        self.users = PendingJobs()
         if core.resumable is not None:
             core.resumable.allocations.add(self)
 
@@ -104,7 +105,7 @@ class ArrayBase(Displayed):
         self._dtype = dtype
         self._exposed = False
         self._exported: _Allocation | MemoryPart | None = None
-        self._users = PendingJobs()
+        self._users = allocation.users
         self._gone = _FREED
         self._suspended: _Allocation | MemoryPart | None = None
         self._described: ArrayBase | None = None
@@ -201,20 +202,21 @@ class ArrayBase(Displayed):
         return f"<{type(self).__name__} {self._shape} {self._dtype} on {where}{freed}>"
 
     @operation
-    def get(self, out: Values | None = None, stream: Stream | None = None) -> Operation[Values]:
+    def get(self, out: Values | None = None, stream: StreamBase | None = None) -> Operation[Values]:
         """Copy the values out.
 
-        Waits for the jobs that were submitted with this array and have not ended. It does not raise
-        if one of them fails: the values are unspecified then, and `Job.result` says why.
+        Waits for the jobs that were submitted with this array and have not ended.
 
         Args:
             out: The destination, of the same shape and type; None: a new array.
-            stream: Wait for all jobs of this stream, too.
+            stream: Wait for all jobs of this stream, too, as `Stream.synchronize` does.
 
         Returns:
             The values, in ``out`` or a new NumPy array.
 
         Raises:
+            JobError: A job that was submitted with this array has failed, or was not run because of
+                one that has, and that was not seen before; the values are unspecified.
             ValueError: The array was freed, or ``out`` does not match.
             DeviceLost: The device lost the values; write new ones with `set`.
             ConnectionLost: The connection to the daemon is lost.
@@ -234,10 +236,11 @@ class ArrayBase(Displayed):
         return out
 
     @operation
-    def set(self, values: npt.ArrayLike, stream: Stream | None = None) -> Operation[None]:
+    def set(self, values: npt.ArrayLike, stream: StreamBase | None = None) -> Operation[None]:
         """Copy values in, of the array's shape and type; waits for the same jobs as `get`.
 
         Raises:
+            JobError: As with `get`; nothing is copied.
             TypeError: The values are of another type.
             ValueError: The array was freed, or the values have another shape.
             ConnectionLost: The connection to the daemon is lost.
@@ -280,12 +283,12 @@ class ArrayBase(Displayed):
     def _copied(self) -> bool:
         return self._device.arrays == "copied"
 
-    def _followed(self, stream: Stream | None) -> list[PendingJob]:
+    def _followed(self, stream: StreamBase | None) -> list[PendingJob]:
         """Return the jobs that an access to the values must wait for now."""
         in_lanes = self._followed_in_lanes(stream) if self._channel.core.lanes else []
         return in_lanes + self._followed_jobs(stream)
 
-    def _followed_in_lanes(self, stream: Stream | None) -> list[PendingJob]:
+    def _followed_in_lanes(self, stream: StreamBase | None) -> list[PendingJob]:
         """Return the latest launch of each lane that an access must wait for."""
         found: list[PendingJob] = []
         for lane in list(self._channel.core.lanes.values()):
@@ -295,7 +298,7 @@ class ArrayBase(Displayed):
                 found.append(latest)
         return found
 
-    def _followed_jobs(self, stream: Stream | None) -> list[PendingJob]:
+    def _followed_jobs(self, stream: StreamBase | None) -> list[PendingJob]:
         pending = self._channel.core.jobs
         if stream is None and not self._exposed:
             return self._users.unended(pending)
@@ -303,11 +306,31 @@ class ArrayBase(Displayed):
         if self._exposed:
             return [job for job in jobs if job._device is self._device]
         assert stream is not None
-        return self._users.unended(pending) + [
-            job for job in jobs if job._stream_number == stream._number
-        ]
+        return self._users.unended(pending) + [job for job in jobs if job._stream is stream]
 
-    def _view(self, stream: Stream | None, *, fetch: bool = False) -> Operation[Values]:
+    def _wait_for_jobs(self, stream: StreamBase | None) -> Operation[None]:
+        """Wait for the jobs that an access must follow.
+
+        Raises:
+            JobError: one of them, or of those that were to use the array before, has failed, and
+                nobody has seen it.
+        """
+        jobs = self._followed(stream)
+        if jobs:
+            yield jobs
+        failure = self._unseen_failure(stream)
+        if failure is not None:
+            raise failure.see()
+
+    def _unseen_failure(self, stream: StreamBase | None) -> Failure | None:
+        """Return the failure of a job that was to use the array, if nobody has seen it."""
+        found = [self._users.failure, None if stream is None else stream._failure]
+        if self._exposed:
+            every = unseen_failures(self._channel.core)
+            found += [failure for failure in every if failure.device is self._device]
+        return next((one for one in found if one is not None and not one.seen), None)
+
+    def _view(self, stream: StreamBase | None, *, fetch: bool = False) -> Operation[Values]:
         """Return the array's part of the shared memory, once the jobs to wait for have ended.
 
         Args:
@@ -318,9 +341,7 @@ class ArrayBase(Displayed):
         if allocation is None:
             raise ValueError(self._gone)
         core: ProtocolState = self._channel.core
-        jobs = self._followed(stream)
-        if jobs:
-            yield jobs
+        yield from self._wait_for_jobs(stream)
         if fetch and allocation.lost:
             raise DeviceLost(
                 f"the values of {self!r} were in the memory of a device that ended with its "
@@ -335,7 +356,7 @@ class ArrayBase(Displayed):
         raw = arena.view(allocation.address, self.nbytes, allocation)
         return raw.view(self._dtype).reshape(self._shape)
 
-    def _put(self, values: Values, stream: Stream | None = None) -> Operation[None]:
+    def _put(self, values: Values, stream: StreamBase | None = None) -> Operation[None]:
         """Copy values of the array's shape in, before later jobs start."""
         core: ProtocolState = self._channel.core
         view = yield from self._view(stream)

@@ -20,6 +20,7 @@ from gpud_client.launch.jobs import Job
 from gpud_client.launch.kernels import KernelBase
 from gpud_client.launch.lanes import Lane
 from gpud_client.launch.modules import ModuleBase, SymbolBase
+from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 from gpud_client.workloads.faces import BlockingTurn, BlockingWorkload
@@ -157,7 +158,7 @@ class Workload(BlockingWorkload[Array, Turn]):
     _turn_class = Turn
 
 
-class Session(SessionBase[Array, Kernel, Module, Job, Workload, Lane], Blocking):
+class Session(SessionBase[Array, Kernel, Module, Job, Workload, Lane, Stream], Blocking):
     """A connection to the daemon; made by `connect` or `local`. Thread-safe.
 
     Use it in a ``with`` block, or close it. Its arrays, kernels and jobs cannot be used afterwards.
@@ -173,6 +174,7 @@ class Session(SessionBase[Array, Kernel, Module, Job, Workload, Lane], Blocking)
     _job_class = Job
     _workload_class = Workload
     _lane_class = Lane
+    _stream_class = Stream
 
     def __init__(
         self,

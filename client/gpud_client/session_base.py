@@ -25,7 +25,7 @@ from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_submission import lane_terms
 from gpud_client.launch.modules import ModuleBase
 from gpud_client.launch.shares import Amounts
-from gpud_client.launch.streams import Stream
+from gpud_client.launch.streams import StreamBase, check_on_error
 from gpud_client.launch.submission import listed, submit_launches
 from gpud_client.launch.submit_options import (
     SubmitOptions,
@@ -55,10 +55,12 @@ ModuleT = TypeVar("ModuleT", bound=ModuleBase[Any, Any])
 JobT = TypeVar("JobT", bound=JobBase)
 WorkloadT = TypeVar("WorkloadT", bound=WorkloadBase[Any, Any])
 LaneT = TypeVar("LaneT", bound=LaneBase)
+StreamT = TypeVar("StreamT", bound=StreamBase)
 
 
 class SessionBase(
-    SessionArrays[ArrayT, WorkloadT], Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT, LaneT]
+    SessionArrays[ArrayT, WorkloadT],
+    Generic[ArrayT, KernelT, ModuleT, JobT, WorkloadT, LaneT, StreamT],
 ):
     """State and operations common to `Session` and `AsyncSession`."""
 
@@ -66,6 +68,7 @@ class SessionBase(
     _module_class: type[ModuleT]
     _job_class: type[JobT]
     _lane_class: type[LaneT]
+    _stream_class: type[StreamT]
     _finalizer: weakref.finalize[..., Any]
     _submit = submit_launches
 
@@ -77,6 +80,7 @@ class SessionBase(
         self._daemon: dict[str, Any] = {}
         self._tasks: Tasks | None = None
         self._amounts: dict[Any, Amounts] = {}
+        self._default_stream: StreamT | None = None
 
     @property
     def path(self) -> str:
@@ -121,9 +125,22 @@ class SessionBase(
             self._tasks = Tasks(self._path)
         return self._tasks
 
-    def stream(self) -> Stream:
-        """Make a stream: its jobs run in order, concurrently with those of other streams."""
-        return Stream(self._core, self._core.next_stream())
+    @property
+    def default_stream(self) -> StreamT:
+        """The stream of what is submitted without ``stream=``."""
+        if self._default_stream is None:
+            self._default_stream = self._stream_class(self._channel, 0, True)
+        return self._default_stream
+
+    def stream(self, *, on_error: str = "fail") -> StreamT:
+        """Make a stream: its jobs run in order, concurrently with those of other streams.
+
+        Args:
+            on_error: What becomes of the jobs behind one that fails: ``"fail"``, with
+                `PredecessorFailed`, until the failure was seen; or ``"continue"``: they run.
+        """
+        sticky = check_on_error(on_error)
+        return self._stream_class(self._channel, self._core.next_stream(), sticky)
 
     def lane(
         self,
@@ -134,6 +151,7 @@ class SessionBase(
         device: Device | int | None = None,
         deadline: float | None = None,
         exclusive: bool = False,
+        on_error: str = "fail",
     ) -> LaneT:
         """Open a lane: a stream with a share of its own, whose jobs start in microseconds.
 
@@ -148,6 +166,7 @@ class SessionBase(
             deadline: Seconds from now; orders online lanes and jobs that wait for their share.
             exclusive: Have whole SMs on which no other job's blocks run until it is closed, as with
                 `Kernel.submit`. Such a lane lends nothing, and cannot be resized.
+            on_error: As with `stream`.
 
         Raises:
             AdmissionError: The device can never grant the share.
@@ -155,7 +174,7 @@ class SessionBase(
             ValueError: Both shares are given, or one is none.
         """
         terms = lane_terms(self, reservation, quota, weight, device, deadline, exclusive)
-        return self._lane_class(self, *terms)._made()
+        return self._lane_class(self, *terms, check_on_error(on_error))._made()
 
     def _at_end(self, end: Callable[[], None]) -> None:
         """Call ``end`` when the session is closed or garbage collected."""

@@ -71,6 +71,8 @@ class DeviceTable:
         unprepared = [job for job in jobs if job.state is JobState.PREPARING]
         # Sizes depend on S, and what fitted before may not fit now.
         for job in jobs:
+            if job.id not in self._jobs:  # it has failed with one before it in its stream
+                continue
             user = self._job_table.sessions[job.session].user
             error = self._policy.size(job, device) or check_caps(job, user, device)
             if error is not None:

@@ -18,8 +18,10 @@ __all__ = [
     "DeviceReady",
     "DrainRequested",
     "Event",
+    "FailureSeen",
     "JobEnded",
     "JobPrepared",
+    "JobRefused",
     "JobSubmitted",
     "LaneCloseRequested",
     "LaneIdle",
@@ -151,6 +153,8 @@ class JobSubmitted(NamedTuple):
             If not, `gpud.core.commands.PrepareJob` is issued when the job is unblocked.
         killable: the job's kernels poll a kill flag, so that `gpud.core.commands.KillJob` ends
             their task blocks at any point.
+        sticky: it fails if a job before it in its stream has failed, or was cancelled by another
+            than its owner, and no `FailureSeen` has come since.
         lane: the job is a lane: it has no launches of its own and stays open until it is closed,
             cancelled, or fails. A launch in it is no event. It is in no stream, and its slices are
             of 1/`gpud.core.capacity.MOST_SLICES` CapSM.
@@ -172,6 +176,28 @@ class JobSubmitted(NamedTuple):
     exclusive: bool = False
     prepared: bool = True
     lane: bool = False
+    sticky: bool = False
+
+
+class JobRefused(NamedTuple):
+    """A sticky job was refused before it could be submitted: for its stream it has failed."""
+
+    now_ns: int
+    job: JobId
+    session: SessionId
+    stream: int
+
+
+class FailureSeen(NamedTuple):
+    """A client has seen that jobs of a stream have failed, all up to one of them.
+
+    What it submits to the stream from now on runs.
+    """
+
+    now_ns: int
+    session: SessionId
+    stream: int
+    job: JobId
 
 
 class JobPrepared(NamedTuple):
@@ -203,10 +229,16 @@ class ResizeRequested(NamedTuple):
 
 
 class CancelRequested(NamedTuple):
-    """A job's owner or an administrator cancels a job. Unknown and ended jobs are ignored."""
+    """A job's owner or an administrator cancels a job. Unknown and ended jobs are ignored.
+
+    Attributes:
+        by_owner: the session that has submitted it cancels it, and so knows what is missing: sticky
+            jobs behind it run.
+    """
 
     now_ns: int
     job: JobId
+    by_owner: bool = False
 
 
 class LaneCloseRequested(NamedTuple):
@@ -339,6 +371,8 @@ Event = (
     | SessionOpened
     | SessionClosed
     | JobSubmitted
+    | JobRefused
+    | FailureSeen
     | JobPrepared
     | ResizeRequested
     | CancelRequested

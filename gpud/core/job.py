@@ -118,6 +118,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         killed: its running task blocks were commanded to be killed.
         lending, promised, idle_epoch, plan: of a lane; see `gpud.core.lanes`.
         booked: slices that its device took back by plans, for the next command to say.
+        forgiven: its owner has cancelled it, so that sticky jobs behind it run.
         cause: the error for which it is being ended; None of a lane that is being closed.
         hunger: its allocation as `gpud.core.service` counts it; None if it is not hungry.
         lead: its lead in `gpud.core.service`, as of its last change or a later rebalancing.
@@ -145,6 +146,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "exclusive",
         "exhausted",
         "followers",
+        "forgiven",
         "grants",
         "growths",
         "held",
@@ -230,6 +232,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.order = 0  # rank by the time at which it was unblocked
         self.start_order = 0
         self.after_left = 0
+        self.forgiven = False
         self.followers: list[JobId] = []
         self.stream_prev: JobRecord | None = None
         self.stream_next: JobRecord | None = None

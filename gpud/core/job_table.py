@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpud.core import commands as out
+from gpud.core import events as ev
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobInput, JobState, SessionInput, SessionState
 from gpud.core.session import SessionRecord
 from gpud.core.timers import Timer, Timers
 from gpud.core.users import UserRecord
-from gpud.errors import GpudError, InternalError, JobCancelled
+from gpud.errors import Draining, GpudError, InternalError, JobCancelled
 from gpud.units import JobId, SessionId
 
 __all__ = ["JobTable"]
@@ -33,6 +34,7 @@ __all__ = ["JobTable"]
 _BLOCKED, _ENDING = JobState.BLOCKED, JobState.ENDING
 _OPEN, _CLOSING = SessionState.OPEN, SessionState.CLOSING
 _READY, _BECOMES_READY = DeviceState.READY, JobInput.READY
+_GOOD_ENDS = (JobInput.COMPLETE, JobInput.CLOSE)
 
 
 class JobTable:
@@ -145,29 +147,69 @@ class JobTable:
         self.ended(job, _input(error), error)
 
     def ended(self, job: JobRecord, by: JobInput, error: GpudError | None = None) -> None:
-        """Remove a job that has ended from all tables, and unblock its successors."""
+        """Remove a job that has ended from all tables, and unblock its successors.
+
+        If it has failed, the sticky jobs behind it in its stream fail with it.
+        """
+        session = self.sessions[job.session]
+        over = [job]
+        if by not in _GOOD_ENDS and self._note_failure(job, session, error):
+            over += session.sticky_behind(job)
+        unblocked = [self._remove(job, session, by, error)]
+        for one in over[1:]:
+            unblocked.append(self._remove(one, session, JobInput.FAIL, session.failure(one)))
+        if session.state is _CLOSING and not session.jobs:
+            self._forget_session(session)
+        for head in unblocked:
+            if head is not None and head.id in self.jobs:
+                self._check_dependencies(head)
+        for one in over:
+            for other in one.followers:
+                follower = self.jobs.get(other)
+                if follower is not None:
+                    follower.after_left -= 1
+                    self._check_dependencies(follower)
+
+    def _remove(
+        self, job: JobRecord, session: SessionRecord, by: JobInput, error: GpudError | None
+    ) -> JobRecord | None:
+        """Remove a job that has ended; return the one that has become the head of its stream."""
         job.step(by, self.now_ns)
         del self.jobs[job.id]
         device = self._devices[job.device]
         device.now_ns = self.now_ns
         device.remove(job)
         self._report_finished(job, error)
-        session = self.sessions[job.session]
-        next_in_stream = session.remove(job)
-        if session.state is _CLOSING and not session.jobs:
-            self._forget_session(session)
-        if next_in_stream is not None:
-            self._check_dependencies(next_in_stream)
-        for other in job.followers:
-            follower = self.jobs.get(other)
-            if follower is not None:
-                follower.after_left -= 1
-                self._check_dependencies(follower)
+        return session.remove(job)
+
+    def _note_failure(
+        self, job: JobRecord, session: SessionRecord | None, error: GpudError | None
+    ) -> bool:
+        """Note for its stream that a job has failed; return whether those behind it fail, too."""
+        if not job.submission.sticky or job.forgiven or isinstance(error, Draining):
+            return False  # what comes behind is drained as well
+        if session is None or session.state is not _OPEN:
+            return False
+        session.failed.setdefault(job.submission.stream, job.id)
+        return True
 
     def refuse(self, job: JobRecord, error: GpudError) -> None:
         """Finishes a job that was not accepted."""
         job.step(_input(error), self.now_ns)
         self._report_finished(job, error)
+        self._note_failure(job, self.sessions.get(job.session), error)
+
+    def refused(self, event: ev.JobRefused) -> None:
+        """Take notice that a sticky job was refused before it was submitted."""
+        session = self.sessions.get(event.session)
+        if session is not None and session.state is _OPEN:
+            session.failed.setdefault(event.stream, event.job)
+
+    def failure_seen(self, event: ev.FailureSeen) -> None:
+        """Let what a client submits to a stream run, as it has seen what has failed there."""
+        session = self.sessions.get(event.session)
+        if session is not None and session.failed.get(event.stream, event.job + 1) <= event.job:
+            del session.failed[event.stream]
 
     def _report_finished(self, job: JobRecord, error: GpudError | None) -> None:
         self.finished[job.id] = job

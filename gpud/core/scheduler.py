@@ -26,6 +26,8 @@ names, gives_up is shown in `tests.unit.core.test_preparing`):
     prepared: a job is started only on a host that has all it needs; a job that is still being
         prepared takes no capacity from others;
     promised, planned, few, settled: see `gpud.core.lanes`;
+    behind: no sticky job starts after one before it in its stream has failed, until the client has
+        seen that; jobs of other streams, and those that are not sticky, are not touched;
     gives_up: a job whose device is lost `Settings.max_preparations` times in a row while being
         prepared for it fails;
     awake: no lost wake-up: a job that can run does run, as soon as the device has answered;
@@ -115,6 +117,8 @@ class Scheduler:
             ev.SessionOpened: lambda event: self.job_table.open_session(event.session, event.user),
             ev.SessionClosed: lambda event: self.job_table.close_session(event.session),
             ev.JobSubmitted: self._job_submitted,
+            ev.JobRefused: self.job_table.refused,
+            ev.FailureSeen: self.job_table.failure_seen,
             ev.JobPrepared: self._job_prepared,
             ev.ResizeRequested: self._resize_requested,
             ev.CancelRequested: self._cancel_requested,
@@ -187,6 +191,8 @@ class Scheduler:
             )
         else:
             refusal = check_submission(job, session.user, self.devices, self.policy)
+        if event.sticky and session.failed and not self.draining:
+            refusal = session.failure(job) or refusal
         if refusal is not None:
             self.job_table.refuse(job, refusal)
             return
@@ -255,6 +261,7 @@ class Scheduler:
     def _cancel_requested(self, event: ev.CancelRequested) -> None:
         job = self.jobs.get(event.job)
         if job is not None:
+            job.forgiven = job.forgiven or event.by_owner
             self.job_table.end(job, JobCancelled(f"{job.what} was cancelled"))
 
     def _lane_close_requested(self, event: ev.LaneCloseRequested) -> None:

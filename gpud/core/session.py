@@ -5,9 +5,12 @@ from __future__ import annotations
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import SESSIONS, Lifecycle, SessionInput, SessionState
 from gpud.core.users import UserRecord
-from gpud.units import JobId, SessionId
+from gpud.errors import GpudError, LimitExceeded, PredecessorFailed
+from gpud.units import JobId, SessionId, job_name
 
 __all__ = ["SessionRecord"]
+
+_MOST_FAILED = 4096  # streams with failures that are not seen
 
 
 class SessionRecord(Lifecycle[SessionState, SessionInput]):
@@ -16,6 +19,8 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
     Attributes:
         user: whose it is.
         jobs: those that have not ended, by id, in the order of submission.
+        failed: the first job that failed, of each stream with failures that the client has not
+            seen.
     """
 
     def __init__(self, session: SessionId, user: UserRecord, now_ns: int) -> None:
@@ -23,6 +28,7 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
         self.session = session
         self.user = user
         self.jobs: dict[JobId, JobRecord] = {}
+        self.failed: dict[int, JobId] = {}
         self._last: dict[int, JobRecord] = {}  # the tail of each stream
 
     @property
@@ -41,6 +47,33 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
             job.stream_prev = before
             before.stream_next = job
         self._last[stream] = job
+
+    def sticky_behind(self, job: JobRecord) -> list[JobRecord]:
+        """Return the sticky jobs behind a job in its stream, in order."""
+        found, behind = [], job.stream_next
+        while behind is not None:
+            if behind.submission.sticky:
+                found.append(behind)
+            behind = behind.stream_next
+        return found
+
+    def failure(self, job: JobRecord) -> GpudError | None:
+        """Return the error of a job if it cannot run, as one before it in its stream has failed."""
+        failed = self.failed.get(job.submission.stream)
+        if failed is None:
+            if len(self.failed) < _MOST_FAILED:
+                return None
+            return LimitExceeded(
+                f"{_MOST_FAILED} streams of the session have failed jobs whose errors nobody has "
+                "asked for: ask for them with result() or exception()",
+                limit="failed streams",
+                value=_MOST_FAILED,
+            )
+        return PredecessorFailed(
+            f"job {job.name} was not run: job {job_name(failed)}, before it in its stream, has "
+            "failed, and nobody had asked for its error",
+            job=job_name(failed),
+        )
 
     def remove(self, job: JobRecord) -> JobRecord | None:
         """Remove a job from its stream; return the job that has become its head, if any."""

@@ -47,6 +47,7 @@ class EndedLaunch(NamedTuple):
         site: its launch site.
         state: ``done``, ``failed`` or ``cancelled``.
         progress: task blocks done, and their total.
+        behind: the launch that had failed before, because of which it has: it did not begin.
     """
 
     number: int
@@ -55,6 +56,7 @@ class EndedLaunch(NamedTuple):
     error: GpudError | None
     output: bytes
     progress: tuple[int, int]
+    behind: int | None = None
 
 
 class LaneObserver(Protocol):

@@ -45,6 +45,7 @@ from gpud.errors.jobs import (
     JobError,
     JobTimeout,
     KernelTrap,
+    PredecessorFailed,
 )
 from gpud.errors.requests import (
     REJECTIONS,
@@ -104,6 +105,7 @@ __all__ = [
     "PTXSyntaxError",
     "PTXVersionError",
     "Plain",
+    "PredecessorFailed",
     "ProtocolError",
     "TaskFailed",
     "UnknownName",

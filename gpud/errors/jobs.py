@@ -17,6 +17,7 @@ __all__ = [
     "JobError",
     "JobTimeout",
     "KernelTrap",
+    "PredecessorFailed",
 ]
 
 Dim3 = tuple[int, int, int]
@@ -230,6 +231,20 @@ class JobCancelled(JobError, CallerError, CancelledError):
     """
 
     code = "job-cancelled"
+
+
+class PredecessorFailed(JobError, CallerError):
+    """The job was not run: one before it in its stream has failed, whose error nobody had seen.
+
+    That job's error is the ``__cause__``. What is submitted to the stream after it was seen runs.
+    """
+
+    code = "predecessor-failed"
+    fields: ClassVar[Mapping[str, str]] = {
+        **JobError.fields,
+        "job": 'name of the job that has failed, such as "3.17"',
+    }
+    job: str | None
 
 
 class DeviceLost(JobError, DeviceError):

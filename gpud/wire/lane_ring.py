@@ -33,8 +33,10 @@ offset type  name               meaning
 8      3 u32 ``grid``           task blocks in x, y, z
 20     u32   ``size``           of the parameters, which the site fixes
 24     u32   ``limit_ms``       how long the job may run that the launch belongs to; 0: no limit
-28     u32   ``goes_on``        not 0: it belongs to the same job as the launch before: it does not
-                                begin if that was not done
+28     u32   ``flags``          bit 0: it belongs to the same job as the launch before: it does not
+                                begin if that was not done. The rest: how many jobs of the lane have
+                                failed by themselves that the client has seen; if that is less than
+                                have, it does not begin. `EVERY`: it begins whatever has failed
 32           ``parameters``     the first 96 bytes of the kernel's parameter buffer; the rest
                                 follows in the next slots, 128 bytes in each
 ====== ===== ================== ====================================================================
@@ -68,7 +70,8 @@ __all__ = [
     "COMPLETION_BYTES",
     "DONE",
     "ENDED",
-    "GOES_ON_AT",
+    "EVERY",
+    "FLAGS_AT",
     "HEAD",
     "INLINE_AT",
     "INLINE_BYTES",
@@ -84,6 +87,7 @@ __all__ = [
     "SLOT_BYTES",
     "TAIL",
     "WANTED",
+    "flags",
     "slots_of",
 ]
 
@@ -101,7 +105,7 @@ SLOTS: Final = 1024
 SLOT_BYTES: Final = 128
 SLOTS_AT: Final = 4096
 LIMIT_AT: Final = 24
-GOES_ON_AT: Final = 28
+FLAGS_AT: Final = 28
 INLINE_AT: Final = 32
 INLINE_BYTES: Final = SLOT_BYTES - INLINE_AT
 
@@ -117,6 +121,15 @@ SEE_MESSAGE: Final = 1
 
 MOST_SITES: Final = 1024
 """Launch sites of a lane."""
+
+
+EVERY: Final = (1 << 31) - 1
+"""Of a launch record's failures that were seen: it does not matter how many there are."""
+
+
+def flags(seen: int | None) -> int:
+    """Return the flags of a launch that begins a job, given the failures seen; None: `EVERY`."""
+    return (EVERY if seen is None else seen % EVERY) << 1
 
 
 def slots_of(parameter_bytes: int) -> int:

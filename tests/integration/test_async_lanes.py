@@ -137,7 +137,7 @@ async def test_errors_output_and_callbacks(gpu: gc.AsyncSession) -> None:
     wrong, show = await gpu.kernel(SOURCE, "wrong"), await gpu.kernel(SOURCE, "print")
     out = await gpu.zeros(4, np.uint32)
     plain = await (await wrong.submit(8, 1, (out,))).exception()
-    async with gpu.lane(reservation=1) as lane:
+    async with gpu.lane(reservation=1, on_error="continue") as lane:
         failed = await wrong.submit(8, 1, (out,), stream=lane)
         printed = await show.submit(2, 1, (5,), stream=lane)
         called = asyncio.get_running_loop().create_future()

@@ -15,6 +15,7 @@ MOST = 20
 MANY = 300
 ADD = r"""
 extern "C" __global__ void add(int* x) { if (!threadIdx.x && !blockIdx.x) *x += 1; }
+extern "C" __global__ void past(int* x, int n) { x[n + blockIdx.x * blockDim.x + threadIdx.x] = 1; }
 extern "C" __global__ void wait_for(volatile int* flag) { while (!*flag) {} }
 """
 
@@ -77,6 +78,32 @@ def test_jobs_that_follow_others_never_wait_for_themselves(server: gc.Session) -
         for turn in range(MANY // 2):  # each follows the latest of the other session
             before = [adds[turn % 2].submit(1, 32, (arrays[turn % 2],), after=before)]
         assert sum(int(x.get()[0]) for x in arrays) == MANY // 2
+
+
+def test_a_refused_job_fails_what_is_behind_it(gpu: gc.Session) -> None:
+    module = gpu.module(ADD)
+    flag, x = gpu.zeros(1, np.int32), gpu.zeros(1, np.int32)
+    view = flag.numpy()
+    gpu._core.most_jobs = 2 * MOST  # as if the daemon's limit had been lowered meanwhile
+    module.kernel("wait_for").submit(1, 1, (flag,))
+    add = module.kernel("add")
+    *accepted, refused = [add.submit(1, 32, (x,)) for _ in range(MOST)]
+    gpu.query("status")
+    view[0] = 1
+    assert {job.exception(timeout=30) for job in accepted} == {None}
+    error = add.submit(1, 32, (x,)).exception(timeout=30)
+    assert isinstance(error, gc.PredecessorFailed)
+    assert error.__cause__ is refused.exception()
+    assert isinstance(refused.exception(), gc.LimitExceeded)
+    assert x.get()[0] == MOST - 1
+
+
+def test_new_arrays_are_zero_where_a_kernel_has_written_past_another(gpu: gc.Session) -> None:
+    x = gpu.zeros(1024, np.int32)
+    gpu.kernel(ADD, "past").submit(16, 1024, (x, 1024)).result(timeout=30)
+    later = [gpu.zeros(1500, np.int32) for _ in range(4)]
+    assert not any(one.get().any() for one in later)
+    assert not x.get().any()
 
 
 def test_a_full_lane_tells_who_does_not_want_to_wait(gpu: gc.Session) -> None:

@@ -174,11 +174,12 @@ def test_everything_goes_on_after_a_kill(daemon: Daemon, caplog: pytest.LogCaptu
         gpu.sequence([launch]).result(TIMEOUT_S)
         gpu.sequence([launch, launch]).result(TIMEOUT_S)
         stop = gpu.zeros(1, "int32")
-        running = module.kernel("spin").submit(1, 32, (stop,), quota=1)
+        stream = gpu.stream(on_error="continue")
+        running = module.kernel("spin").submit(1, 32, (stop,), quota=1, stream=stream)
         while running.state != "running":
             pass
-        queued = [add.submit(n // 256 + 1, 256, (np.float32(1), x, y, np.int32(n)), quota=1)
-                  for _ in range(3)]  # fmt: skip
+        args = (np.float32(1), x, y, np.int32(n))
+        queued = [add.submit(n // 256 + 1, 256, args, quota=1, stream=stream) for _ in range(3)]
         following = gpu.sequence([launch], after=[queued[-1]], quota=1)
         kept = gpu.zeros(1, "float32")
         address, number = y.ptr, gpu.number
@@ -217,14 +218,15 @@ def test_a_restart_runs_what_had_not_begun(daemon: Daemon) -> None:
         )
         args = (np.float32(1), x, y, np.int32(4))
         add.submit(1, 32, args).result(TIMEOUT_S)
-        running = spin.submit(1, 32, (stop,), quota=1)
+        stream = gpu.stream(on_error="continue")
+        running = spin.submit(1, 32, (stop,), quota=1, stream=stream)
         while running.state != "running":
             pass
-        waiting = add.submit(1, 32, args, quota=1)
+        waiting = add.submit(1, 32, args, quota=1, stream=stream)
         daemon.signal(signal.SIGTERM)
         while not gpu.query("status")["draining"]:
             pass
-        refused = add.submit(1, 32, args, quota=1)
+        refused = add.submit(1, 32, args, quota=1, stream=stream)
         daemon.signal(signal.SIGTERM)  # no more waiting for what runs
         assert daemon.process is not None
         daemon.process.wait(TIMEOUT_S)

@@ -139,6 +139,8 @@ def step(world: World, draw: random.Random) -> None:
     devices = list(world.sms)
     device = draw.choice(devices)
     works = world.work[device]
+    if world.failed and draw.random() < 0.1:
+        world.see(*draw.choice(list(world.failed)))
     if chance < 0.55:
         device_step(world, draw, device)
     elif chance < 0.75:
@@ -146,7 +148,7 @@ def step(world: World, draw: random.Random) -> None:
     elif chance < 0.80 and world.live:
         resize(world, draw, draw.choice(list(world.live)))
     elif chance < 0.84 and world.live:
-        world.cancel(draw.choice(list(world.live)))
+        world.cancel(draw.choice(list(world.live)), by_owner=draw.random() < 0.5)
     elif chance < 0.86:
         if draw.random() < 0.5:
             world.open()
@@ -251,6 +253,7 @@ def submit(world: World, draw: random.Random, device: int) -> JobId | None:
         device,
         () if lane else random_launches(draw),
         lane=lane,
+        sticky=not lane and draw.random() < 0.7,
         stream=draw.randint(0, 6),
         after=tuple(draw.sample(known, min(len(known), draw.choice((0, 0, 0, 1, 2))))),
         timeout_ns=draw.choice((None, None, None, 300)),

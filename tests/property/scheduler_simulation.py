@@ -24,7 +24,7 @@ from gpud.core import events as ev
 from gpud.core.events import LaunchShape
 from gpud.core.replay import replay, write_header, write_line
 from gpud.core.scheduler import Scheduler, Settings
-from gpud.errors import GpudError
+from gpud.errors import Draining, GpudError, PredecessorFailed
 from gpud.units import JobId, Partitions, SessionId, job_id
 
 CHECKS = (
@@ -38,6 +38,7 @@ CHECKS = (
     "awake",
     "equal_logs",
     "order",
+    "behind",
     "books",
     "fair",
     "patient",
@@ -195,6 +196,8 @@ class World:
         self.ended: dict[JobId, str] = {}
         self.sessions: dict[SessionId, int] = {}  # jobs numbered so far
         self.closing: list[SessionId] = []
+        self.failed: dict[tuple[SessionId, int], JobId] = {}  # what nobody has seen, by stream
+        self.forgiven: dict[JobId, None] = {}
         self.started: dict[JobId, None] = {}
         self.paused: dict[int, bool] = {}  # by device: whether what ran made room, too
         self.timer_ns: int | None = None
@@ -261,8 +264,15 @@ class World:
         self.closed[job] = None
         self.send(ev.LaneCloseRequested(self.now_ns, job))
 
-    def cancel(self, job: JobId) -> None:
-        self.send(ev.CancelRequested(self.now_ns, job))
+    def cancel(self, job: JobId, *, by_owner: bool = False) -> None:
+        if by_owner:
+            self.forgiven[job] = None
+        self.send(ev.CancelRequested(self.now_ns, job, by_owner))
+
+    def see(self, session: SessionId, stream: int) -> None:
+        """A client sees what has failed in a stream."""
+        job = self.failed.pop((session, stream))
+        self.send(ev.FailureSeen(self.now_ns, session, stream, job))
 
     def pause(self, device: int, *, now: bool) -> None:
         self.paused[device] = now
@@ -659,6 +669,7 @@ class World:
                 raise Broken("once", f"{command}, and nobody has closed the lane")
         elif command.state == "done" and ending != (command.job, True):
             raise Broken("once", f"{command}, but its device did not say that it is complete")
+        self._note_failure(event, command)
         if (command.state == "done") is (command.error is not None) and command.error is not None:
             raise Broken("once", f"{command} is done with an error")
         if self.sms[event.device] is not None and command.job in self.work[event.device]:
@@ -667,7 +678,22 @@ class World:
         self.lacking.pop(command.job, None)
         self.preparing.pop(command.job, None)
 
+    def _note_failure(self, event: ev.JobSubmitted, command: out.FinishJob) -> None:
+        stream = event.session, event.stream
+        if isinstance(command.error, PredecessorFailed):
+            failed = self.failed.get(stream)
+            if failed is None or not event.sticky:
+                raise Broken("behind", f"{command}, and nothing before it has failed")
+        good = command.state == "done" or isinstance(command.error, Draining)
+        if event.sticky and not (good or event.session in self.closing):
+            if command.job not in self.forgiven:
+                self.failed.setdefault(stream, command.job)
+
     def _check_order(self, job: JobId) -> None:
+        event = self.live[job]
+        failed = self.failed.get((event.session, event.stream))
+        if event.sticky and failed is not None and failed < job:
+            raise Broken("behind", f"job {job} is started, and {failed} before it has failed")
         before = self.followed(job)
         if before:
             raise Broken("order", f"job {job} is started before {before} have ended")

@@ -114,6 +114,7 @@ class Histories(RuleBasedStateMachine):
         killable=st.booleans(),
         exclusive=st.booleans(),
         prepared=st.sampled_from((True, True, True, False)),
+        sticky=st.booleans(),
     )
     def submit(
         self,
@@ -194,9 +195,14 @@ class Histories(RuleBasedStateMachine):
             self.world.resize(job, quota=share)
 
     @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), by_owner=st.booleans())
+    def cancel(self, data: st.DataObject, by_owner: bool) -> None:
+        self.world.cancel(self.pick(data, self.world.live), by_owner=by_owner)
+
+    @precondition(lambda self: self.world.failed)
     @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.world.cancel(self.pick(data, self.world.live))
+    def see(self, data: st.DataObject) -> None:
+        self.world.see(*self.pick(data, self.world.failed))
 
     @precondition(lambda self: self.world.preparing)
     @rule(data=st.data(), failed=st.sampled_from((False, False, False, True)))
@@ -514,11 +520,19 @@ class Faulty(Scheduler):
 
 
 class ForgetsStreams(JobTable):
-    """A job does not wait for the one before it in its stream."""
+    """A job does not wait for the one before it in its stream, unless it is sticky."""
 
     def _check_dependencies(self, job: JobRecord) -> None:
-        job.stream_prev = None
+        if not job.submission.sticky:
+            job.stream_prev = None
         super()._check_dependencies(job)
+
+
+class ForgetsFailures(JobTable):
+    """What is behind a job that has failed runs."""
+
+    def _note_failure(self, job: JobRecord, session: Any, error: Any) -> bool:
+        return False
 
 
 class ForgetsFollowers(JobTable):
@@ -726,12 +740,13 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
     (lambda: Faulty("mute"), {"once"}),
-    (lambda: Faulty("lost"), {"awake", "capacity", "once", "paused"}),
+    (lambda: Faulty("lost"), {"awake", "capacity", "once"}),
     (lambda: StartsAgain(SHORT), {"once"}),
     (lambda: Murders(SHORT), {"once"}),
     (lambda: BelievesTheDead(SHORT), {"prepared"}),
     (with_job_table(AsksNobody), {"awake"}),
     (with_job_table(ForgetsStreams), {"order", "awake"}),
+    (with_job_table(ForgetsFailures), {"behind"}),
     (with_job_table(ForgetsFollowers), {"awake"}),
     (lambda: TooHopeful(SHORT), {"books"}),
     (with_lanes(TakesFromMany), {"few"}),

@@ -48,9 +48,11 @@ class RawLane:
         grid: tuple[int, int, int] = (1, 1, 1),
         limit_ms: int = 0,
         goes_on: int = 0,
+        seen: int = ring.EVERY,
     ) -> int:
         """Write a launch record, without publishing it; returns where it begins."""
-        record = struct.pack("<8I", self.launches, site, *grid, len(parameters), limit_ms, goes_on)
+        flags = goes_on | seen << 1 & 0xFFFFFFFF
+        record = struct.pack("<8I", self.launches, site, *grid, len(parameters), limit_ms, flags)
         slots = ring.slots_of(len(parameters))
         whole = (record + parameters).ljust(slots * ring.SLOT_BYTES, b"\0")
         begin = at = self.slot(self.head)

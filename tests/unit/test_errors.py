@@ -92,6 +92,7 @@ EXAMPLES: list[GpudError] = [
     ),
     errors.JobTimeout(1_500_000_000, kernel="k"),
     errors.JobCancelled("cancelled by its owner", kernel="k"),
+    errors.PredecessorFailed("job 3.18 was not run", job="3.17", kernel="add"),
     errors.DeviceLost(
         "the device host ended with signal 9", kernel="k", device="cuda:0", culprit="3.17"
     ),
@@ -144,6 +145,7 @@ def test_codes_are_stable() -> None:
         "JobTimeout": "job-timeout",
         "JobCancelled": "job-cancelled",
         "DeviceLost": "device-lost",
+        "PredecessorFailed": "predecessor-failed",
         "ConnectionLost": "connection-lost",
         "MissingDependency": "missing-dependency",
         "InternalError": "internal",

@@ -133,9 +133,7 @@ def process_gpu(uuid: str) -> ProcessGpu:
 def _mapped(array: Any, gpu: ProcessGpu) -> Operation[MappedArray]:
     """Return an array's mapping of the device's present host."""
     core = array._channel.core
-    jobs = array._followed(None)
-    if jobs:
-        yield jobs
+    yield from array._wait_for_jobs(None)
     allocation = array._allocation
     if allocation is None:  # freed meanwhile
         raise ValueError(array._gone)

@@ -30,6 +30,7 @@ from gpud_client.connection.faces import Awaited
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.launch.kernels import KernelBase
 from gpud_client.launch.modules import ModuleBase, SymbolBase
+from gpud_client.launch.streams import StreamBase
 from gpud_client.launch.unretrieved import log_cancelled
 from gpud_client.session_base import SessionBase
 from gpud_client.workloads.faces import AwaitedTurn, AwaitedWorkload
@@ -40,6 +41,7 @@ __all__ = [
     "AsyncKernel",
     "AsyncModule",
     "AsyncSession",
+    "AsyncStream",
     "AsyncSymbol",
     "AsyncTurn",
     "AsyncWorkload",
@@ -51,6 +53,10 @@ __all__ = [
 
 class AsyncArray(ArrayBase, Awaited):
     """An array in a device's memory; see `Array`."""
+
+
+class AsyncStream(StreamBase, Awaited):
+    """A queue of jobs that run one after the other; see `Stream`."""
 
 
 class AsyncSymbol(SymbolBase, Awaited):
@@ -79,7 +85,10 @@ class AsyncWorkload(AwaitedWorkload[AsyncArray, AsyncTurn]):
 
 
 class AsyncSession(
-    SessionBase[AsyncArray, AsyncKernel, AsyncModule, AsyncJob, AsyncWorkload, AsyncLane], Awaited
+    SessionBase[
+        AsyncArray, AsyncKernel, AsyncModule, AsyncJob, AsyncWorkload, AsyncLane, AsyncStream
+    ],
+    Awaited,
 ):
     """A connection to the daemon for asyncio; see `Session`. Made by `aconnect` or `alocal`."""
 
@@ -89,6 +98,7 @@ class AsyncSession(
     _job_class = AsyncJob
     _workload_class = AsyncWorkload
     _lane_class = AsyncLane
+    _stream_class = AsyncStream
 
     def __init__(self, sock: socket.socket, path: str, program: str | None = None) -> None:
         super().__init__(ProtocolState(), path, program)

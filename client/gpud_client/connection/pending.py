@@ -7,7 +7,7 @@ Terms:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gpud.errors import GpudError
@@ -132,7 +132,8 @@ class PendingJob(Protocol):
     _asked: bool
     _what: str
     _device: Device
-    _stream_number: int
+    _stream: Any
+    _users: Iterable[PendingJobs]
     _begun: bool
     _kept: KeptJob | None
 
@@ -169,12 +170,14 @@ class PendingJobs:
 
     Attributes:
         numbers: of these jobs, and of some that have ended.
+        failure: that of the latest of these jobs that have failed; None: none has.
         most: how many, from which on those that have ended are dropped.
     """
 
-    __slots__ = ("most", "numbers")
+    __slots__ = ("failure", "most", "numbers")
 
     def __init__(self) -> None:
+        self.failure: Any = None  # `gpud_client.launch.streams.Failure`, which is above this
         self.numbers: list[int] = []
         self.most = _PRUNE_AT
 

@@ -124,6 +124,7 @@ class ProtocolState:
         resumable: what can go on with another daemon; None: the session ends with its daemon.
         checking: tells the checking mode about arrays, a `gpud_client.checking.Checking`; None: the
             session does not check.
+        failed_streams: with failures that were not seen.
         exporting: held by who asks for memory of an array, and has not taken it yet.
         events: takes those that the daemon sends, and None when the session ends; None: they are
             dropped.
@@ -146,6 +147,7 @@ class ProtocolState:
         self.moves: dict[int, bool] = {}
         self.resumable: Resumable | None = None
         self.checking: Any = None
+        self.failed_streams: WeakSet[Any] = WeakSet()
         self.exporting = threading.Lock()
         self.events: SimpleQueue[dict[str, Any] | None] | None = None
         self._descriptors: deque[int] = deque()
@@ -210,6 +212,7 @@ class ProtocolState:
         frame = CLIENT_PROTOCOL.encode(Submit(number, *terms))
         self._last_job = number
         job._ref = (self.session, number)
+        job._users = users
         self.jobs[number] = job
         return frame
 

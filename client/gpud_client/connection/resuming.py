@@ -22,10 +22,11 @@ from typing import Any, Protocol
 
 import msgpack
 
-from gpud.errors import ConnectionLost, GpudError
-from gpud.wire.messages import Allocate, Compile, Measure, Resume
-from gpud_client.connection.pending import Operation, PendingJob, Request
+from gpud.errors import ConnectionLost, GpudError, PredecessorFailed
+from gpud.wire.messages import Allocate, Compile, Measure, Resume, StreamFailure
+from gpud_client.connection.pending import Notification, Operation, PendingJob, Request
 from gpud_client.connection.protocol_state import ProtocolState
+from gpud_client.launch.streams import unseen_failures
 
 __all__ = ["begin", "resume"]
 
@@ -111,6 +112,8 @@ def resume(
     for module, number in zip(modules, numbers, strict=True):
         module.number = number
     again, lost = _sort_jobs(core, renumbered, why, before)
+    for failure in unseen_failures(core):  # of which the next daemon does not know
+        yield Notification(StreamFailure(failure.stream._number, failure.number, False))
     refs: dict[tuple[int, int], tuple[int, int]] = {}
     for number, job in again:
         what = job._kept
@@ -181,6 +184,16 @@ def _sort_jobs(
             )
         elif any(session != before for session, _ in kept.terms[5]):
             reason = "follows a job of another session, which has ended with the daemon"
+        if job._stream._has_failed:
+            lost.append(job)
+            core.jobs.pop(number, None)
+            job._lose(
+                PredecessorFailed(
+                    f"job {job.id} ({job._what}) was not run: a job before it in its stream has "
+                    "failed"
+                )
+            )
+            continue
         if reason is None and kept is not None:
             device, records, *rest = kept.terms
             launches = msgpack.unpackb(records)

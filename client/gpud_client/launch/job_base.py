@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
+from gpud.errors import ConnectionLost, GpudError, JobCancelled, PredecessorFailed, from_wire
 from gpud.units import SessionId, Share, job_id, job_name
 from gpud.wire.messages import Finished
 from gpud_client.connection import operations
 from gpud_client.connection.faces import operation, queried
-from gpud_client.connection.pending import KeptJob, Operation
+from gpud_client.connection.pending import KeptJob, Operation, PendingJobs
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
 from gpud_client.displays import Display, Displayed
 from gpud_client.launch.shares import resolve
-from gpud_client.launch.unretrieved import Failure
+from gpud_client.launch.streams import Failure, StreamBase
+from gpud_client.launch.unretrieved import UnretrievedFailure
 
 __all__ = ["JobBase"]
+
+_UNLOGGED = (JobCancelled, ConnectionLost, PredecessorFailed)
 
 _NO_STATS: dict[str, Any] = {
     "queued_s": None,
@@ -39,7 +42,7 @@ class JobBase(Displayed):
         channel: Of the session.
         what: The kernel's name, or how many kernels, for messages.
         device: The device on which it runs.
-        stream: The number of its stream.
+        stream: In which it is.
         total: Its task blocks.
     """
 
@@ -52,16 +55,25 @@ class JobBase(Displayed):
     _kept: KeptJob | None = None
     _end: Finished | None = None
     _error: GpudError | None = None
+    _cancelled_here = False
+    _users: Iterable[PendingJobs] = ()
     _failure: Failure | None = None
+    _unretrieved: UnretrievedFailure | None = None
 
     def __init__(
-        self, session: object, channel: Any, what: str, device: Device, stream: int, total: int
+        self,
+        session: object,
+        channel: Any,
+        what: str,
+        device: Device,
+        stream: StreamBase,
+        total: int,
     ) -> None:
         self._session = session
         self._channel = channel
         self._what = what
         self._device = device
-        self._stream_number = stream
+        self._stream = stream
         self._total = total
         self._waiting: list[Callable[[], object]] = []
         self._callbacks: list[Callable[[Any], object]] = []
@@ -130,7 +142,7 @@ class JobBase(Displayed):
         """
         if self._settled:
             return self._final_state() == "cancelled"
-        self._asked = True  # its end is expected, so it is not logged
+        self._cancelled_here = self._asked = True  # its end is expected, so it is not logged
         ended = yield from operations.cancel(self._ref)
         return ended or (self._has_ended() and self._final_state() == "cancelled")
 
@@ -221,6 +233,8 @@ class JobBase(Displayed):
             self._error = JobCancelled(f"job {self.id} ({self._what}) was cancelled")
         elif message.state == "failed":
             self._error = GpudError(f"job {self.id} ({self._what}) failed")
+        if self._error is not None:
+            self._fail_stream()
         self._finish()
 
     def _lose(self, error: GpudError) -> None:
@@ -228,7 +242,15 @@ class JobBase(Displayed):
         if not self._settled:
             self._error = error
             self._kept = None
+            self._fail_stream()
             self._finish()
+
+    def _fail_stream(self) -> None:
+        """Have its stream and its arrays know that it has failed, and nobody has seen it."""
+        if not (self._cancelled_here and isinstance(self._error, JobCancelled)):
+            self._failure = self._stream._job_failed(self)
+            for pending in self._users if self._failure is not None else ():
+                pending.failure = self._failure
 
     def _finish(self) -> None:
         """Mark it as settled, and wake everything that waits for it."""
@@ -237,16 +259,19 @@ class JobBase(Displayed):
     def _ask(self) -> GpudError | None:
         """Return the error with which it has ended, which the log then does not have to tell."""
         self._asked = True
+        if self._unretrieved is not None:
+            self._unretrieved.asked = True
         if self._failure is not None:
-            self._failure.asked = True
+            self._failure.see()
         return self._error
 
     def _note_failure(self) -> None:
         """Have a failure logged unless somebody asks for it: the arrays just hold wrong values."""
         # A lost connection is reported elsewhere, and would be logged for every job.
+        # What a failed predecessor kept from running says no more than that one's error.
         error = self._error
-        if not (self._asked or isinstance(error, JobCancelled | ConnectionLost) or error is None):
-            self._failure = Failure(self.id, self._what, error)
+        if not (self._asked or isinstance(error, _UNLOGGED) or error is None):
+            self._unretrieved = UnretrievedFailure(self.id, self._what, error)
 
     def _has_ended(self) -> bool:
         """Return `_settled`, which a step may have changed: type checkers do not know."""

@@ -37,6 +37,7 @@ from gpud_client.connection.faces import operation
 from gpud_client.connection.pending import Notification, Operation, Signal
 from gpud_client.launch.lane_completions import BATCH, Batch, LaneCompletions, Point
 from gpud_client.launch.lane_futex import ALL, Futex
+from gpud_client.launch.streams import Failure
 
 if TYPE_CHECKING:
     from gpud_client.devices import Device
@@ -59,6 +60,7 @@ class LaneBase(LaneCompletions):
         session: Has it.
         device: On which it is.
         terms: The fields of `gpud.wire.messages.OpenLane` after its number.
+        sticky: As of any stream.
 
     Attributes:
         device: On which it is.
@@ -66,17 +68,16 @@ class LaneBase(LaneCompletions):
 
     # From `_stop` on, or with less `_room`, a submission looks for more.
     __slots__ = (
-        "__weakref__", "_batches", "_channel", "_closed", "_ended", "_error", "_head", "_heads",
-        "_number", "_opened", "_opening", "_room", "_sent", "_session", "_sites", "_stop", "_terms",
-        "_writer", "device",
+        "_batches", "_closed", "_ended", "_error", "_failures", "_flags", "_head", "_heads",
+        "_opened", "_opening", "_room", "_sent", "_session", "_sites", "_stop", "_terms", "_writer",
+        "device",
     )  # fmt: skip
 
     _job_class: ClassVar[type[Any]]
 
-    def __init__(self, session: Any, device: Device, terms: tuple[Any, ...]) -> None:
-        super().__init__(session._core, 0)
+    def __init__(self, session: Any, device: Device, terms: tuple[Any, ...], sticky: bool) -> None:
+        super().__init__(session._channel, sticky)
         self._session = session
-        self._channel = session._channel
         self.device = device
         self._terms = terms
         self._sites: dict[Any, Any] = {}
@@ -87,6 +88,8 @@ class LaneBase(LaneCompletions):
         self._batches: tuple[Batch, ...] = ()  # the one of the next launch
         self._writer: Signal | None = None  # who is in the middle of a sequence; set at its end
         self._head = self._stop = self._room = 0
+        self._failures = 0  # of jobs that failed by themselves
+        self._flags = ring.flags(0 if sticky else None)
         _lanes.add(self)
 
     def __repr__(self) -> str:
@@ -98,11 +101,6 @@ class LaneBase(LaneCompletions):
     def closed(self) -> bool:
         """Whether it takes no more launches: it was closed, or has failed."""
         return self._finished
-
-    @operation
-    def synchronize(self) -> Operation[None]:
-        """Wait until all that was submitted to it has ended, however it ended."""
-        yield [Point(self, self._at - 1)]
 
     @operation
     def close(self, *, wait: bool = True) -> Operation[None]:
@@ -121,7 +119,27 @@ class LaneBase(LaneCompletions):
             self._stop = _NEVER
         return tell
 
+    # -- failures: with the lock
+
+    def _job_failed(self, job: Any) -> Failure | None:
+        failure = super()._job_failed(job)
+        if failure is not None:
+            for allocation, last in self._users.items():
+                if last >= job._first:
+                    allocation.users.failure = failure
+        return failure
+
+    def _count_failure(self, job: Any) -> int:
+        self._failures += 1
+        return self._failures
+
+    def _failure_seen(self, number: int) -> None:
+        self._flags = ring.flags(number)
+
     # -- steps of operations
+
+    def _wait_for_all(self) -> Operation[None]:
+        yield [Point(self, self._at - 1)]
 
     def _made(self) -> Self:
         """Return the lane, as `Session.lane` does: where methods block, once it is open."""
@@ -148,7 +166,7 @@ class LaneBase(LaneCompletions):
     def _end(self, wait: bool) -> Operation[None]:
         if wait:
             yield [Point(self, self._at - 1)]
-        if self._stop_submissions() and self._core.lost is None:  # type: ignore[attr-defined]
+        if self._stop_submissions() and self._core.lost is None:
             yield Notification(CloseLane(self._number))
             yield [self._closed]
 
@@ -274,7 +292,7 @@ class LaneBase(LaneCompletions):
                     self._users[allocation] = job._last
             elif job._batches[-1] is not self._batches[0]:
                 job._batches += self._batches
-            self._put(site, grid, parameters, slots, (limit_ms, int(index > 0)))
+            self._put(site, grid, parameters, slots, (limit_ms, self._flags | int(index > 0)))
             self._batches[0].jobs[self._at % BATCH] = job
             self._room -= slots
             self._at += 1
@@ -349,7 +367,7 @@ class LaneBase(LaneCompletions):
             number, head = self._at, self._head
             site.record.pack_into(
                 self._map, ring.SLOTS_AT + head % ring.SLOTS * ring.SLOT_BYTES,
-                number & _MASK, site.number, *grid, site.size, *values,
+                number & _MASK, site.number, *grid, site.size, self._flags, *values,
             )  # fmt: skip
             job._first = job._last = number
             batches = job._batches = self._batches

@@ -25,7 +25,7 @@ from typing import Any
 from gpud.wire import lane_ring as ring
 from gpud.wire.messages import LaunchEnded
 from gpud_client.launch.lane_futex import ALL, Futex
-from gpud_client.launch.streams import Stream
+from gpud_client.launch.streams import StreamBase
 
 LaneJob = Any  # `gpud_client.launch.lane_job_base.LaneJobBase`, which is above this
 
@@ -77,7 +77,7 @@ class Point:
         return self._lane._finished or self._last < self._lane._seen
 
 
-class LaneCompletions(Stream):
+class LaneCompletions(StreamBase):
     """What a lane knows of the ends of its launches.
 
     Numbers of launches do not wrap here: `_at` is the next one's, `_seen` that of the first launch
@@ -94,8 +94,8 @@ class LaneCompletions(Stream):
     _words: memoryview
     _ends: Futex  # on which those sleep who wait for launches
 
-    def __init__(self, core: object, number: int) -> None:
-        super().__init__(core, number)
+    def __init__(self, channel: Any, sticky: bool) -> None:
+        super().__init__(channel, 0, sticky)
         self._lock = threading.RLock()
         self._arrived = threading.Condition(self._lock)
         self._at = self._seen = self._scanned = 0

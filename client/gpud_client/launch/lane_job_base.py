@@ -28,7 +28,7 @@ _LATER: dict[str, Callable[[LaneBase], Any]] = {
     "_session": lambda lane: lane._session,
     "_channel": lambda lane: lane._session._channel,
     "_device": lambda lane: lane.device,
-    "_stream_number": lambda lane: lane._number,
+    "_stream": lambda lane: lane,
     "_waiting": lambda lane: [],
     "_callbacks": lambda lane: [],
 }
@@ -82,7 +82,7 @@ class LaneJobBase(JobBase):
         """End the job; returns whether it had not ended. See `Job.cancel`."""
         if self._settled:
             return self._final_state() == "cancelled"
-        self._asked = True
+        self._cancelled_here = self._asked = True
         for number in range(self._first, self._last + 1):
             yield Notification(CancelLaunch(self._lane._number, number & _MASK))
         return True
@@ -117,6 +117,7 @@ class LaneJobBase(JobBase):
     def _lose(self, error: GpudError) -> None:
         if not self._over:
             self._error = error
+            self._fail_stream()
             self._finish()
 
     def _complete(

@@ -24,7 +24,7 @@ __all__ = ["lane_terms", "submit_in_lane"]
 _UNIT = 32  # slices of an SM, of a lane
 _MOST_WEIGHT = 1000
 _MOST_MS = (1 << 32) - 1
-_RECORD = "<6I8x"
+_RECORD = "<6I4xI"
 
 
 def submit_in_lane(

@@ -192,6 +192,9 @@ class SymbolBase:
         jobs = loaded.users.unended(self._channel.core.jobs)
         if jobs:
             yield jobs
+        failure = loaded.users.failure
+        if failure is not None and not failure.seen:
+            raise failure.see()
         return loaded
 
     @operation
@@ -199,6 +202,9 @@ class SymbolBase:
         """Return the variable's value: bytes, or a NumPy array if a dtype was given.
 
         Waits for the jobs that were submitted with the module and have not ended.
+
+        Raises:
+            JobError: One of these jobs has failed, and that was not seen before.
         """
         loaded = yield from self._ready()
         module, name, data = loaded.number, self.name, b""
@@ -215,6 +221,7 @@ class SymbolBase:
         """Write the whole variable; waits for the same jobs as `get`.
 
         Raises:
+            JobError: As with `get`; nothing is written.
             TypeError: The values are of another type.
             ValueError: They have another size or shape.
         """

@@ -13,7 +13,7 @@ from gpud_client.launch.lane_job_base import LaneJobBase
 from gpud_client.launch.lane_submission import submit_in_lane
 from gpud_client.launch.sequences import pack_sequence
 from gpud_client.launch.shares import admissible, check_whole
-from gpud_client.launch.streams import Stream
+from gpud_client.launch.streams import StreamBase
 from gpud_client.launch.submit_options import SubmitOptions, as_ns
 from gpud_client.workloads.use import memory_used
 
@@ -49,7 +49,7 @@ def submit_launches(
         check_whole(amounts, sequence.need, sequence.occupancy, on)
     stream, after, weight = options["stream"], options["after"], options["weight"]
     deadline, timeout = options["deadline"], options["timeout"]
-    line = 0 if stream is None else _stream_number(session, stream)
+    line = session.default_stream if stream is None else _stream_of(session, stream)
     if after:
         after = listed("after is a list of jobs", after)
         yield [
@@ -68,12 +68,11 @@ def submit_launches(
         for launch in launches:
             yield from launch.kernel._make_killable(launch, on)
     job = session._job_class(session, session._channel, sequence.what, on, line, sequence.total)
+    memory_of = memory_used(launches) if session._core.workloads else None
     terms = (
-        on.index, sequence.records, *amounts, line, follow, deadline_ns, timeout_ns, weight,
-        exclusive,
+        on.index, sequence.records, *amounts, line._number, follow, deadline_ns, timeout_ns, weight,
+        exclusive, memory_of, line._sticky,
     )  # fmt: skip
-    if session._core.workloads:
-        terms = *terms, memory_used(launches)
     if session._core.resumable is not None:
         used = [array._allocation for launch in launches for array in launch._arrays]
         memory = [allocation for allocation in used if allocation is not None]
@@ -86,12 +85,12 @@ def submit_launches(
     return job
 
 
-def _stream_number(session: Any, stream: Stream) -> int:
-    if not isinstance(stream, Stream):
+def _stream_of(session: Any, stream: StreamBase) -> StreamBase:
+    if not isinstance(stream, StreamBase):
         raise TypeError(f"stream is what gpu.stream() gives, not {stream!r}")
     if stream._core is not session._core:
         raise ValueError(f"{stream!r} is of another session")
-    return stream._number
+    return stream
 
 
 def _after(session: Any, after: Iterable[JobBase]) -> tuple[tuple[int, int], ...]:

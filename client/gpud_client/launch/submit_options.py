@@ -13,7 +13,7 @@ import numpy as np
 from gpud.units import Share
 from gpud_client.devices import Device
 from gpud_client.launch.job_base import JobBase
-from gpud_client.launch.streams import Stream
+from gpud_client.launch.streams import StreamBase
 
 __all__ = ["SubmitOptions", "as_ns", "complete", "takes_submit_options"]
 
@@ -32,7 +32,8 @@ class SubmitOptions(TypedDict, total=False):
         quota: Run offline, with at most this share. Neither: offline, the whole device.
         deadline: Seconds from now; orders waiting online jobs.
         timeout: Seconds that the job may run; then it is ended with `JobTimeout`.
-        stream: Jobs of one stream run in order; None: the session's default stream.
+        stream: Jobs of one stream run in order, and if one fails those behind it fail; None: the
+            session's `default_stream`.
         after: Jobs that must have ended before, however they ended.
         device: On which device; None: where the arrays are, else where it was compiled first.
         weight: 1 to 1000: an offline job's weight when capacity is shared.
@@ -46,7 +47,7 @@ class SubmitOptions(TypedDict, total=False):
     quota: Share | None
     deadline: float | None
     timeout: float | None
-    stream: Stream | None
+    stream: StreamBase | None
     after: Iterable[JobBase]
     device: Device | int | None
     weight: int
@@ -89,7 +90,7 @@ def takes_submit_options(method: F) -> F:
     for name, default in _DEFAULTS.items():
         kind = inspect.Parameter.KEYWORD_ONLY
         annotation = SubmitOptions.__annotations__[name].__forward_arg__
-        annotation = annotation.replace("JobBase", "Job")  # which people know
+        annotation = annotation.replace("Base", "")  # as people know them
         given.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
     cast(Any, method).__signature__ = own.replace(parameters=given)
     text = inspect.getdoc(method) or ""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from gpud_client.connection.pending import PendingJob
 
-__all__ = ["Failure", "log_cancelled", "log_failed"]
+__all__ = ["UnretrievedFailure", "log_cancelled", "log_failed"]
 
 _LOG = logging.getLogger("gpud_client")
 _EACH = 10
@@ -26,7 +26,7 @@ class _Failures:
     numbers = itertools.count(1)
 
 
-class Failure:
+class UnretrievedFailure:
     """A job's failure, logged when it is dropped with its job and nobody has asked for it.
 
     Attributes:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from gpud_client.connection.pending import PendingJobs
+
 __all__ = ["ALIGNMENT", "MemoryPart", "MemoryRange"]
 
 ALIGNMENT = 256
@@ -143,11 +145,12 @@ class MemoryPart:
         address: device address.
         size: bytes.
         lost: whether the device lost the values.
+        users: the jobs that use it.
         of: the range that it is part of.
         owner: the workload.
     """
 
-    __slots__ = ("__weakref__", "address", "device", "lost", "of", "owner", "size")
+    __slots__ = ("__weakref__", "address", "device", "lost", "of", "owner", "size", "users")
 
     def __init__(self, of: MemoryRange, owner: Any, device: int, address: int, size: int) -> None:
         self.of = of
@@ -156,6 +159,7 @@ class MemoryPart:
         self.address = address
         self.size = size
         self.lost = False
+        self.users = PendingJobs()
 
     @property
     def array(self) -> int:

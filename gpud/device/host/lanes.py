@@ -16,7 +16,9 @@ from gpud.device.host.lending import Lending
 from gpud.device.host.link import Link
 from gpud.device.host.running_job import RunningJob
 from gpud.device.interface import LaunchSpec
-from gpud.errors import InvalidArgument, UnknownName
+from gpud.device.lane_reports import EndedLaunch
+from gpud.errors import InvalidArgument, PredecessorFailed, UnknownName
+from gpud.units import JobId, job_name
 
 __all__ = ["Lanes"]
 
@@ -30,14 +32,20 @@ class _Observer:
         self.on_left = running.on_left
         self.on_over = running.on_over
 
-    def launch_ended(self, launch: Any) -> None:
+    def launch_ended(self, launch: EndedLaunch) -> None:
         """Report the end of a launch."""
-        error = None if launch.error is None else launch.error.to_wire()
-        number = self._running.number
+        number, error = self._running.number, launch.error
+        if launch.behind is not None:
+            failed = f"{job_name(JobId(number))}:{launch.behind}"
+            error = PredecessorFailed(
+                f"launch {launch.number} of the lane was not run: {failed}, before it, has failed, "
+                "and nobody had asked for its error",
+                job=failed,
+            )
         self._send(
             m.LaunchEnded(
-                number, launch.number, launch.site, launch.state, error, launch.output,
-                *launch.progress,
+                number, launch.number, launch.site, launch.state,
+                None if error is None else error.to_wire(), launch.output, *launch.progress,
             )
         )  # fmt: skip
 

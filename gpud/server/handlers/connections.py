@@ -240,5 +240,5 @@ class Connections:
             return
         for job in portion:
             if job.number in session.jobs:
-                self._runner.cancel(job)
+                self._runner.cancel(job, by_owner=True)
         self._outbox.loop.call_soon(self._end_jobs, session, jobs)

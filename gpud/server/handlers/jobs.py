@@ -61,7 +61,8 @@ class JobRequests:
         if self._history.visible(session.peer, _id(message.job)):
             session.send(wm.Answer(message.request, False))
             return
-        self._runner.cancel(self._job(session, message.job))
+        job = self._job(session, message.job)
+        self._runner.cancel(job, by_owner=job.session == session.number)
         session.send(wm.Answer(message.request, True))
 
     def describe(self, session: Session, message: wm.Describe) -> None:

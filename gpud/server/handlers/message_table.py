@@ -38,6 +38,7 @@ def message_table(
     return {
         wm.Submit: submission.submit,
         wm.Resume: submission.resume,
+        wm.StreamFailure: submission.stream_failure,
         wm.Compile: programs.compile_program,
         wm.Unload: programs.unload,
         wm.Measure: programs.measure,

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from gpud.core.events import JobSubmitted, LaunchShape
+from gpud.core.events import FailureSeen, JobRefused, JobSubmitted, LaunchShape
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import GpudError, InvalidArgument, LaunchConfigError, UnknownName, from_wire
 from gpud.server.hosts.devices import Devices
@@ -27,7 +27,14 @@ from gpud.server.workloads.use import check_use
 from gpud.server.workloads.workloads import Workloads
 from gpud.units import JobId, SessionId, job_id
 from gpud.wire.beginnings import is_short
-from gpud.wire.messages import CLIENT_PROTOCOL, Finished, LaunchRecord, Resume, Submit
+from gpud.wire.messages import (
+    CLIENT_PROTOCOL,
+    Finished,
+    LaunchRecord,
+    Resume,
+    StreamFailure,
+    Submit,
+)
 
 __all__ = ["Submission", "refuse"]
 
@@ -69,6 +76,21 @@ class Submission:
             self._submit(session, message)
         except GpudError as error:
             refuse(session, number, error)
+            if message.sticky:
+                self._fail_stream(session, message.stream, number)
+
+    def stream_failure(self, session: Session, message: StreamFailure) -> None:
+        """Handle `StreamFailure`: let what comes in the stream run, or not."""
+        if not message.seen:
+            self._fail_stream(session, message.stream, message.job)
+            return
+        job = job_id(session.number, message.job)
+        self._runner.feed(FailureSeen(time.monotonic_ns(), session.number, message.stream, job))
+
+    def _fail_stream(self, session: Session, stream: int, number: int) -> None:
+        """Have sticky jobs that come in a stream fail, because of one that was not run."""
+        job = job_id(session.number, number)
+        self._runner.feed(JobRefused(time.monotonic_ns(), job, session.number, stream))
 
     def resume(self, session: Session, message: Resume) -> None:
         """Handle `Resume`: number jobs on from another session's, and report when they begin.
@@ -126,6 +148,7 @@ class Submission:
                 killable,
                 message.exclusive,
                 device.jobs.is_prepared(sequence, session.number, number),
+                sticky=message.sticky,
             )
         )
 

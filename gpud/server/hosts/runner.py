@@ -190,9 +190,9 @@ class Runner:
         if event != before:
             self.feed(event)
 
-    def cancel(self, job: SubmittedJob) -> None:
+    def cancel(self, job: SubmittedJob, *, by_owner: bool) -> None:
         """Cancel a job."""
-        self.feed(ev.CancelRequested(time.monotonic_ns(), job.id))
+        self.feed(ev.CancelRequested(time.monotonic_ns(), job.id, by_owner))
 
     # -- from the devices (gpud.server.hosts.interface.DeviceObserver)
 

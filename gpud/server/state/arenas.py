@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from gpud.core.memory.allocator import Arena
+from gpud.core.memory.allocator import Arena, whole_pages
 from gpud.core.memory.coherence import CoherenceTracker
 from gpud.core.memory.ledger import FreeRange, Ledger, MemoryUsage
 from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
@@ -164,9 +164,16 @@ class Arenas:
         except GpudError:
             self._ledger.free(session, device, address)
             raise
+        self._clear(arena, address, size)
         if device in self._device_arrays:
             self._device_arrays[device].copies.allocated(session, address, size)
         return address, self.unannounced(arena)
+
+    def _clear(self, arena: Arena, address: int, size: int) -> None:
+        """Free what the session has written where it had no array, as beyond the end of another."""
+        descriptor, offset = self.file(arena), address - arena.base
+        if memfd.written_bytes(descriptor, offset, size):
+            memfd.punch(descriptor, offset, whole_pages(size))
 
     def opened(self, session: SessionId, user: int, device: int) -> Arena:
         """Return a session's arena with its file; create both if they are missing.

@@ -43,6 +43,7 @@ from gpud.wire.messages.jobs import (
     Finished,
     LaunchRecord,
     Resize,
+    StreamFailure,
     Submit,
     Why,
 )
@@ -86,7 +87,7 @@ __all__ = [
     "EndIteration", "ExportArray", "Failed", "Finished", "FitWorkload", "Follow", "Free",
     "Goodbye", "GrowWorkload", "Happened", "Hello", "LaneOpened", "LaunchEnded", "LaunchRecord",
     "Measure", "Measured", "MoveRegion", "OpenLane", "OpenWorkload", "Pause", "PrepareLaunch",
-    "Query", "ReadSymbol", "RegionMoved", "Reload", "Resize", "Resume", "SetSetting", "Submit",
-    "TurnRecalled", "Unload", "Upload", "Welcome", "Why", "WorkloadOpened", "WriteSymbol",
-    "ZoneLent",
+    "Query", "ReadSymbol", "RegionMoved", "Reload", "Resize", "Resume", "SetSetting",
+    "StreamFailure", "Submit", "TurnRecalled", "Unload", "Upload", "Welcome", "Why",
+    "WorkloadOpened", "WriteSymbol", "ZoneLent",
 ]  # fmt: skip

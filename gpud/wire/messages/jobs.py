@@ -17,7 +17,17 @@ from gpud.wire.messages.protocol import (
     record,
 )
 
-__all__ = ["Began", "Cancel", "Describe", "Finished", "LaunchRecord", "Resize", "Submit", "Why"]
+__all__ = [
+    "Began",
+    "Cancel",
+    "Describe",
+    "Finished",
+    "LaunchRecord",
+    "Resize",
+    "StreamFailure",
+    "Submit",
+    "Why",
+]
 
 
 @record
@@ -69,6 +79,25 @@ class Submit(NamedTuple):
         "the workload in whose memory arguments lie, and the bytes of persistent and of temporary "
         "memory that they are; nil: none of them does",
     ] = None
+    sticky: Annotated[
+        bool,
+        flag(),
+        "it fails if a job before it in its stream has failed, or was cancelled by another session "
+        "or an administrator, and `StreamFailure` has not said since that this was seen",
+    ] = False
+
+
+@from_client(38)
+class StreamFailure(NamedTuple):
+    """Say that a program has seen that jobs of a stream have failed. Not answered.
+
+    What it submits to the stream from now on runs. In a session that goes on with another daemon it
+    is also said what it has not seen.
+    """
+
+    stream: Annotated[int, uint(32), "as in `Submit`"]
+    job: Annotated[int, uint(32, least=1), "the number of the latest of these jobs"]
+    seen: Annotated[bool, flag(), "whether it has; else sticky jobs of the stream fail"] = True
 
 
 @from_client(8)

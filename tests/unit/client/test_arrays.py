@@ -292,16 +292,23 @@ def test_an_array_whose_address_is_known_waits_for_every_job(
     wait.result(TIMEOUT_S)
 
 
-def test_a_failed_job_does_not_make_get_raise(
+def test_get_raises_a_failure_once_and_the_daemon_is_told(
     gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel
 ) -> None:
     x = gpu.zeros(4, np.float32)
     job = saxpy.submit(1, 32, (1.0, x, None, 4))
     daemon.wait_for(wm.Submit)
     daemon.finish(1, "failed", gc.IllegalAddress(0))
+    with pytest.raises(gc.IllegalAddress):
+        x.get()
     x.get()
     with pytest.raises(gc.IllegalAddress):
         job.result()
+    saxpy.submit(1, 32, (1.0, x, None, 4))
+    assert daemon.wait_for(wm.StreamFailure) == wm.StreamFailure(0, 1)
+    daemon.wait_for(wm.Submit, 2)
+    kinds = [type(one) for one in daemon.received]
+    assert kinds[-2:] == [wm.StreamFailure, wm.Submit], "before what is to run"
 
 
 def test_many_jobs_are_not_remembered_but_the_latest(

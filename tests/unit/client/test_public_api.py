@@ -49,6 +49,6 @@ def test_every_public_name_of_what_is_awaited(daemon: FakeDaemon) -> None:
             kernel, array = await gpu.kernel("", "saxpy"), await gpu.zeros(4, "float32")
             job = await kernel.submit(1, 32, (2.0, array, array, 4))
             symbol = kernel.module.symbol("coef")
-            return undocumented((gpu, array, kernel, kernel.module, symbol, job))
+            return undocumented((gpu, array, kernel, kernel.module, symbol, job, gpu.stream()))
 
     assert asyncio.run(held()) == []

@@ -24,8 +24,12 @@ def test_what_had_not_begun_is_submitted_again(daemon: FakeDaemon, gpu: gc.Sessi
     saxpy = gpu.kernel("a source", "saxpy")
     x = gpu.array(np.arange(3, dtype=np.float32))
     view = x.numpy()
-    begun, first, second = (saxpy.submit(1, 32, (1.0, x, None, 7), quota=1) for _ in range(3))
-    third = saxpy.submit(1, 32, (1.0, x, None, 7), after=[begun, second], weight=3, timeout=5)
+    begun = saxpy.submit(1, 32, (1.0, None, None, 7))
+    stream, args = gpu.stream(), (1.0, x, None, 7)
+    first, second = (saxpy.submit(1, 32, args, quota=1, stream=stream) for _ in range(2))
+    third = saxpy.submit(
+        1, 32, args, after=[begun, second], weight=3, timeout=5, stream=gpu.stream()
+    )
     daemon.wait_for(wm.Submit, 4)
     daemon.send(wm.Began(1))
     until(lambda: begun._begun)
@@ -55,6 +59,27 @@ def test_what_had_not_begun_is_submitted_again(daemon: FakeDaemon, gpu: gc.Sessi
     assert x.get().tolist() == view.tolist() == [0, 5, 2]
     view[2] = 9
     assert x.get()[2] == 9
+
+
+def test_what_is_behind_a_lost_job_is_lost_with_it(daemon: FakeDaemon, gpu: gc.Session) -> None:
+    saxpy = gpu.kernel("a source", "saxpy")
+    begun, behind = (saxpy.submit(1, 32, (1.0, None, None, 7)) for _ in range(2))
+    daemon.wait_for(wm.Submit, 2)
+    daemon.send(wm.Began(1))
+    until(lambda: begun._begun)
+    daemon.drop()
+    until(behind.done)
+    assert daemon.wait_for(wm.StreamFailure) == wm.StreamFailure(0, 1, False), "to the next one"
+    late = saxpy.submit(1, 32, (1.0, None, None, 7))
+    daemon.wait_for(wm.Submit, 3)
+    error = gc.PredecessorFailed("it was not run", job="1.1").to_wire()
+    daemon.send(wm.Finished(late._ref[1], "failed", error, b"", {}, (0, 0)))
+    for job in (late, behind):
+        with pytest.raises(gc.PredecessorFailed) as raised:
+            job.result(TIMEOUT_S)
+        assert isinstance(raised.value.__cause__, gc.ConnectionLost)
+    gpu.query("status")
+    assert daemon.of(wm.StreamFailure)[-1] == wm.StreamFailure(0, 1), "it was seen"
 
 
 def test_a_job_that_is_refused_as_the_daemon_ends_is_kept(

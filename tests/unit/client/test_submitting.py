@@ -30,7 +30,7 @@ def test_the_submission(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     [[module, index, grid, block, shared, parameters]] = msgpack.unpackb(message.launches)
     assert (module, index, grid, block, shared) == (1, 0, [4, 5, 1], [16, 2, 2], 1024)
     assert parameters == saxpy._packer.pack(ARGS)[0]
-    assert message[3:] == (None, None, 0, (), None, None, 1, False, None)
+    assert message[3:] == (None, None, 0, (), None, None, 1, False, None, True)
     assert job.id == "1.1"
     assert wm.CLIENT_PROTOCOL.check(message) == message
 
@@ -187,7 +187,7 @@ def test_order(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
     second = saxpy.submit(1, 32, ARGS, stream=two)
     message = sent(daemon, saxpy, after=[first, second], deadline=1.5, timeout=2, weight=7)
     assert message.after == ((1, 1), (1, 2))
-    assert message[7:] == (1_500_000_000, 2_000_000_000, 7, False, None)
+    assert message[7:] == (1_500_000_000, 2_000_000_000, 7, False, None, True)
     streams = [message.stream for message in daemon.of(wm.Submit)]
     assert streams == [1, 2, 0]
     daemon.finish(1)

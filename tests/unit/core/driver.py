@@ -119,8 +119,8 @@ class Driver:
     ) -> list[out.Command]:
         return self.send(ev.JobEnded(self.now_ns, JobId(number), failed, complete))
 
-    def cancel(self, number: int) -> list[out.Command]:
-        return self.send(ev.CancelRequested(self.now_ns, JobId(number)))
+    def cancel(self, number: int, *, by_owner: bool = False) -> list[out.Command]:
+        return self.send(ev.CancelRequested(self.now_ns, JobId(number), by_owner))
 
     def resize(
         self, number: int, *, quota: str | None = None, reservation: str | None = None

@@ -7,10 +7,11 @@ from fractions import Fraction
 import pytest
 
 from gpud.core import commands as out
+from gpud.core import events as ev
 from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
-from gpud.errors import AdmissionError, InvalidArgument
-from gpud.units import JobId
+from gpud.errors import AdmissionError, InvalidArgument, LimitExceeded, PredecessorFailed
+from gpud.units import JobId, SessionId
 from tests.unit.core.driver import MANY, Driver, error, finished, names, slices
 
 # -- online ----------------------------------------------------------------------------------------
@@ -372,6 +373,53 @@ def test_a_cancelled_job_leaves_the_order_of_its_stream() -> None:
     assert finished(driver.cancel(2)) == [(2, "cancelled")]
     assert driver.state(3) == "blocked", "job 1 still runs"
     assert slices(driver.done(1)) == [(3, 2)]
+
+
+def test_sticky_jobs_behind_a_failure_fail_until_it_was_seen() -> None:
+    world = Driver(4)
+    for number in (1, 2, 3, 4):
+        world.offline(number, stream=7, sticky=number != 3)
+    world.offline(5, "1", stream=8, sticky=True)
+    commands = world.ended(1, failed=True)
+    assert finished(commands) == [(1, "failed"), (2, "failed"), (4, "failed")]
+    errors = {c.job: c.error for c in commands if isinstance(c, out.FinishJob)}
+    behind = errors[JobId(2)]
+    assert isinstance(behind, PredecessorFailed)
+    assert behind.job == "0.1"
+    assert world.state(3) == "running", "it is not sticky"
+    assert world.state(5) == "running", "of another stream"
+    assert finished(world.offline(6, stream=7, sticky=True)) == [(6, "failed")]
+    world.send(ev.FailureSeen(0, SessionId(1), 7, JobId(1)))
+    assert finished(world.offline(8, stream=7, sticky=True)) == []
+    world.done(3)
+    assert world.state(8) == "running"
+
+
+def test_a_cancelled_job_is_a_failure_unless_its_owner_has_cancelled_it() -> None:
+    world = Driver(4)
+    for number in (1, 2, 3, 4):
+        world.offline(number, stream=7, sticky=True)
+    assert finished(world.cancel(2, by_owner=True)) == [(2, "cancelled")]
+    assert finished(world.cancel(3)) == [(3, "cancelled"), (4, "failed")]
+    assert world.state(1) == "running", "it is before it"
+
+
+def test_a_refused_job_is_a_failure() -> None:
+    world = Driver(4)
+    world.send(ev.JobRefused(0, JobId(1), SessionId(1), 7))
+    assert finished(world.offline(2, stream=7, sticky=True)) == [(2, "failed")]
+    assert finished(world.online(3, "5", stream=8, sticky=True)) == [(3, "failed")]
+    assert finished(world.offline(4, stream=8, sticky=True)) == [(4, "failed")]
+    assert finished(world.offline(5, stream=9, sticky=True)) == []
+
+
+def test_a_session_has_failures_in_so_many_streams_only() -> None:
+    world = Driver(4)
+    for stream in range(1, 4097):
+        world.send(ev.JobRefused(0, JobId(stream), SessionId(1), stream))
+    (command,) = world.offline(5000, stream=5000, sticky=True)
+    assert isinstance(command, out.FinishJob)
+    assert isinstance(command.error, LimitExceeded)
 
 
 def test_after_orders_across_streams_and_sessions() -> None:

@@ -252,6 +252,22 @@ def test_a_launch_that_is_cancelled_in_time_does_not_begin() -> None:
         assert len(fake.ran) == 50 * (WINDOW - 2)
 
 
+def test_what_follows_a_failure_does_not_begin_until_it_was_seen() -> None:
+    fake = SteppedDriver(1)
+    with opened(fake) as lane:
+        lane.lane.resize(SLICES)
+        failed = lane.write(1, limit_ms=1, seen=0)
+        behind = [lane.write(seen=0), lane.write(goes_on=1, seen=0), lane.write(seen=0)]
+        lane.write(seen=1)
+        lane.write()
+        lane.lane.act()
+        lane.lane._overdue = failed
+        lane.drive()
+        assert lane.states() == ["failed", "failed", "cancelled", "failed", "done", "done"]
+        ended = [lane.told.ended[number].behind for number in (failed, *behind)]
+        assert ended == [None, failed, None, failed]
+
+
 def test_what_goes_on_does_not_begin_behind_a_failure() -> None:
     fake = SteppedDriver(1)
     with opened(fake) as lane:

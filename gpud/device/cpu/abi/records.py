@@ -255,6 +255,7 @@ LANE, _lane_head = _fields(
     ("skip", "i32"),
     ("skipped", "i32"),
     ("broken", "i32"),
+    ("failures", "i32"),
     ("limit_ms", "i32"),
     ("slices", "i32"),
     ("site", "i32"),
@@ -270,9 +271,10 @@ each of ``site_count`` launch sites, complete but for the grid; ``sms``: the add
 nothing more is read, and blocks leave once the present launch is over. ``error``: a `RingError`,
 and ``wrong`` what was read. ``printed``: the present launch has output, so Python reports its end:
 ``unreported``. ``skip``: 1 + the number of a launch that is not to begin, 0 without one;
-``skipped``: whether the last one that was read did not. ``broken``: a launch of the present job was
-not done, so that its others do not begin. ``job_ns``: when that job's first launch was accepted;
-``limit_ms``: how long it may run, 0 without a limit. ``slices``: that the lane has.
+``skipped``: whether the last one that was read did not. ``broken``: the present job's launches do
+not begin, as one of them was not done, or the client has not seen all of the ``failures`` of jobs
+before, counted as `gpud.wire.lane_ring.flags` does. ``job_ns``: when that job's first launch was
+accepted; ``limit_ms``: how long it may run, 0 without a limit. ``slices``: that the lane has.
 ``woken``: the value of the ring's ``wanted`` for which the client was woken last. ``lent``: a
 `Lent`; ``rows``: addresses of the ``row_count`` blocks that leave when the share is taken back."""
 

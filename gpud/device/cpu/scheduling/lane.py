@@ -82,6 +82,8 @@ class CPULane:
         self._lending = LaneLending(scheduler, self._lane)
         self._skips: set[int] = set()  # launches that are not to begin
         self._overdue: int | None = None  # a launch that was ended because of its timeout
+        self._failures = 0  # of launches that have failed by themselves, and the latest of these
+        self._failed: int | None = None
         self.slices = 0
         self.error: GpudError | None = None
         if exclusive:
@@ -349,20 +351,26 @@ class CPULane:
         lane = self._lane
         number = (lane["number"] - 1) & 0xFFFFFFFF
         state, error, progress, output = "done", run.error, run.done, run.output
+        behind = None
         if lane["skipped"]:
             state, progress, output = "cancelled", (0, progress[1]), b""
+            if not (number in self._skips or lane.flags & 1):
+                state, behind = "failed", self._failed
         elif was_open and error is None and self._overdue == number:
             state, error = "failed", JobTimeout(lane["limit_ms"] * 1_000_000)
         elif was_open:
             state = "failed" if error is not None else "cancelled"
         self._overdue = None
         lane["broken"] = int(state != "done")
+        if state == "failed" and behind is None:
+            self._failures, self._failed = self._failures + 1, number
+            lane["failures"] = self._failures % ring.EVERY
         with self._scheduler.lock:  # other launches are cancelled meanwhile
             if number in self._skips:
                 self._skips.discard(number)
                 self._arm()
         self._observer.launch_ended(
-            EndedLaunch(number, lane["site"], state, error, output, progress)
+            EndedLaunch(number, lane["site"], state, error, output, progress, behind)
         )
         self._native.report(lane.address, run.began_at_ns, number, ring.SEE_MESSAGE)
 

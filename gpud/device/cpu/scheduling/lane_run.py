@@ -16,6 +16,7 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.abi.records import (
     LANE,
     LANE_BYTES,
+    LANE_COPY,
     LANE_LAUNCHES,
     LAUNCH,
     LAUNCH_BYTES,
@@ -37,7 +38,7 @@ from gpud.device.cpu.sm.stillness import WATCHED_BYTES
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
 from gpud.device.interface import LaunchInfo, LaunchSpec
 from gpud.device.printf import PrintfOutput
-from gpud.wire.lane_ring import MOST_SITES
+from gpud.wire.lane_ring import FLAGS_AT, MOST_SITES
 
 __all__ = ["LaneRecord", "LaneRun", "LaneSites", "Site"]
 
@@ -77,6 +78,11 @@ class LaneRecord:
 
     def __setitem__(self, name: str, value: int) -> None:
         self._words[LANE[name][0] // 4] = value
+
+    @property
+    def flags(self) -> int:
+        """Those of the launch record that was read last."""
+        return self._words[(LANE_COPY + FLAGS_AT) // 4]
 
     def long(self, name: str) -> int:
         """Return a field of 64 bits."""

@@ -192,13 +192,17 @@ def _define_pull(ir: IRModule) -> None:
         following = e.value(f"add i32 {number}, 1")
         copied = offset(e, "%lane", LANE_COPY)
         lane.store("limit_ms", load(e, "i32", offset(e, copied, ring.LIMIT_AT)), "monotonic")
-        first = compare(e, "eq", "i32", load(e, "i32", offset(e, copied, ring.GOES_ON_AT)), 0)
-        with e.when(first):
+        flags = load(e, "i32", offset(e, copied, ring.FLAGS_AT))
+        with e.when(compare(e, "eq", "i32", e.value(f"and i32 {flags}, 1"), 0)):
             lane.store("job_ns", now, "monotonic")
-            lane.store("broken", 0)
+            seen = e.value(f"lshr i32 {flags}, 1")
+            missed = compare(e, "ne", "i32", seen, lane.load("failures"))
+            matters = compare(e, "ne", "i32", seen, ring.EVERY)
+            stops = e.value(f"and i1 {missed}, {matters}")
+            lane.store("broken", e.value(f"zext i1 {stops} to i32"))
         told = compare(e, "eq", "i32", lane.load("skip", "seq_cst"), following)
         broken = compare(e, "ne", "i32", lane.load("broken"), 0)
-        with e.when(e.value(f"or i1 {told}, {broken}")):  # Python reports that it was cancelled
+        with e.when(e.value(f"or i1 {told}, {broken}")):  # Python reports that it did not begin
             lane.store("skipped", 1)
             lane.store("unreported", following)
             lane.store("retire", 1, "seq_cst")

@@ -109,7 +109,9 @@ class LaneWork:
         self._began_ns = 0  # of the one after these
         self._applied = 0  # slices of the group
         self._job_ns = 0  # when the present job began
-        self._broken = False  # a launch of the present job was not done
+        self._broken = False  # launches of the present job do not begin
+        self._failures = 0  # of launches that have failed by themselves, and the latest of these
+        self._failed: int | None = None
         self._killed: int | None = None  # the launch for which the group was ended
         self._wrong: GpudError | None = None  # with the ring
 
@@ -193,16 +195,20 @@ class LaneWork:
         """Report the first launch that waits if it is not to begin; returns whether it is so."""
         record = self._waiting[0]
         if not record.goes_on:
-            self._broken = False
+            self._broken = record.seen not in (ring.EVERY, self._failures % ring.EVERY)
         with self._lock:
             skipped = record.number in self._skips
             self._skips.discard(record.number)
-        if not (skipped or (self._broken and record.goes_on)):
+        if not (skipped or self._broken):
             return False
         self._waiting.popleft()
         x, y, z = record.grid
         self._broken = True
-        self._report(record, "cancelled", None, b"", (0, x * y * z), (time.monotonic_ns(), 0))
+        state, behind = "cancelled", None
+        if not (skipped or record.goes_on):
+            state, behind = "failed", self._failed
+        times = time.monotonic_ns(), 0
+        self._report(record, state, None, b"", (0, x * y * z), times, behind)
         return True
 
     def _begin(self) -> bool:
@@ -368,12 +374,15 @@ class LaneWork:
         output: bytes,
         progress: tuple[int, int],
         times: tuple[int, int],
+        behind: int | None = None,
     ) -> None:
         """Report a launch with a message, and then in the ring."""
         with self._lock:
             self._skips.discard(record.number)
+        if state == "failed" and behind is None:
+            self._failures, self._failed = self._failures + 1, record.number
         self._observer.launch_ended(
-            EndedLaunch(record.number, record.site, state, error, output, progress)
+            EndedLaunch(record.number, record.site, state, error, output, progress, behind)
         )
         self.ring.complete(
             record.number, ring.SEE_MESSAGE, self.slices, *times, time.monotonic_ns()

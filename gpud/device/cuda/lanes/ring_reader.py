@@ -44,6 +44,8 @@ class Record(NamedTuple):
         parameters: as many bytes as the site's kernel takes.
         limit_ms: how long its job may run; 0: as long as it takes.
         goes_on: whether it belongs to the job of the launch before.
+        seen: how many failures of jobs before it the client has seen; `gpud.wire.lane_ring.EVERY`:
+            they do not matter.
     """
 
     number: int
@@ -52,6 +54,7 @@ class Record(NamedTuple):
     parameters: bytes
     limit_ms: int
     goes_on: bool
+    seen: int
 
 
 class RingReader:
@@ -118,7 +121,7 @@ class RingReader:
         if there > ring.SLOTS:
             raise self._wrong(RingError.HEAD, there, sizes)
         slot = self._slot(tail)
-        number, site, x, y, z, size, limit_ms, goes_on = _RECORD.unpack_from(slot)
+        number, site, x, y, z, size, limit_ms, flags = _RECORD.unpack_from(slot)
         if number != self.number:
             raise self._wrong(RingError.NUMBER, number, sizes)
         if site >= len(sizes):
@@ -140,7 +143,7 @@ class RingReader:
             parameters = (parameters + more)[:own]
         self.tail = self._words[ring.TAIL // 4] = (tail + slots) & _MASK
         self.number = (number + 1) & _MASK
-        return Record(number, site, (x, y, z), parameters, limit_ms, goes_on != 0)
+        return Record(number, site, (x, y, z), parameters, limit_ms, bool(flags & 1), flags >> 1)
 
     def _slot(self, count: int) -> bytes:
         at = ring.SLOTS_AT + count % ring.SLOTS * ring.SLOT_BYTES

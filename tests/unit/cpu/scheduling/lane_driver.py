@@ -65,6 +65,7 @@ class LaneDriver:
         os.close(descriptor)
         self.lane.resize(UNIT * sms if slices is None else slices)
         self.head = self.number = 0
+        self.flags = ring.flags(None)
         self.slices_at_end = 0  # of the launch whose completion was read
         self.sites: dict[str, int] = {}
 
@@ -120,7 +121,7 @@ class LaneDriver:
         number = self.number
         size, at = wrong.get("size", len(parameters)), ring.SLOTS_AT
         record = struct.pack(
-            "<6I8x", wrong.get("number", number), wrong.get("site", site), *grid, size
+            "<6I4xI", wrong.get("number", number), wrong.get("site", site), *grid, size, self.flags
         )
         room = ring.SLOT_BYTES * ring.slots_of(len(parameters))
         record = (record + parameters).ljust(room, b"\0")

@@ -112,6 +112,23 @@ def test_a_lane_that_ends_between_two_runs_has_no_further_one(
         assert lane.lane.activity() is None
 
 
+def test_what_follows_a_failure_does_not_begin_until_it_was_seen() -> None:
+    with LaneDriver() as lane:
+        lane.flags = ring.flags(0)
+        lane.site("put")
+        failed = lane.launch("wrong", lane.pointer(), (8, 1, 1))
+        behind = [lane.launch("put", lane.pointer(at) + number(at)) for at in (1, 2)]
+        lane.flags = ring.flags(None)
+        lane.complete(lane.launch("put", lane.pointer(3) + number(3)))
+        lane.flags = ring.flags(1)
+        lane.complete(lane.launch("put", lane.pointer(4) + number(4)))
+        assert [(one.number, one.state, one.behind) for one in lane.ended] == [
+            (failed, "failed", None),
+            *((one, "failed", failed) for one in behind),
+        ]
+        assert lane.words[1:5].tolist() == [0, 0, 3, 4]
+
+
 def test_a_launch_site_that_comes_between_two_runs_is_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
