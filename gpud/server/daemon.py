@@ -82,6 +82,7 @@ class Daemon:
         self._failed = False
         self._poll_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Listener] = []
+        self._said_missing = False
         self._event_log: EventLog | None = None
         self._metrics: list[MetricsEndpoint] = []
         self.devices = Devices()
@@ -213,7 +214,25 @@ class Daemon:
         self._gpu_monitors.poll()
         self.connections.end_excessive(self.state.arenas.find_excess())
         self.state.workloads.poll()
+        for listener in self._listeners:
+            if listener.is_missing and not self.runner.draining:
+                self._restore(listener)
         self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
+
+    def _restore(self, listener: Listener) -> None:
+        """Make a socket's file again that somebody has removed: nobody could connect any more."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener.socket.fileno())
+        try:
+            listener.restore()
+        except InvalidArgument as error:
+            if not self._said_missing:
+                _LOG.error("the socket was removed, and nobody can connect: %s", error)
+            self._said_missing = True
+        else:
+            self._said_missing = False
+            _LOG.warning("the socket %s was removed; it is there again", self.address)
+        self._accept_again(listener)
 
     def _accept_again(self, listener: Listener) -> None:
         if listener.socket.fileno() >= 0:
@@ -373,6 +392,8 @@ async def _serve(config: Config) -> int:
             _LOG.warning("%s: ending at once", name)
             daemon.force()
 
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # which would end it, and its children
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             loop.add_signal_handler(number, on_signal, number)

@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.integration.daemon_world import LOOP
 from tests.support.daemon_process import DaemonProcess
 from tests.support.processes import children, gone
 from tests.support.raw_client import Raw
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.ci
 
@@ -223,3 +225,32 @@ def test_what_the_front_does_not_load(daemon: Process) -> None:
     mapped = Path(f"/proc/{process.pid}/maps").read_text()
     for library in ("numpy", "llvmlite", "libnvrtc", "libcuda", "cupy"):
         assert library not in mapped
+
+
+def test_a_socket_that_was_removed_is_there_again(daemon: Process) -> None:
+    daemon.serve(device="cpu:1")
+    daemon.path.unlink()
+    until(daemon.path.exists)
+    assert daemon.client().ask(lambda r: wm.Query(r, "status"), wm.Answer).value["devices"]
+    assert "was removed; it is there again" in daemon.log.read_text()
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_whatever_is_closed_or_signalled_it_serves(daemon: Process, closed: str) -> None:
+    redirect = f"{closed}<&-" if closed == "0" else f"{closed}>&-"
+    shell = ("sh", "-c", f'exec "$@" {redirect}', "sh")
+    process = daemon.serve(device="cpu:1", wrapper=shell)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+    assert daemon.client().allocate(4096)
+    assert process.poll() is None
+
+
+def test_gpuctl_says_that_its_output_is_closed(daemon: Process) -> None:
+    daemon.serve(device="cpu:1")
+    gpuctl = "import gpud_client.cli; raise SystemExit(gpud_client.cli.main(['status']))"
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", gpuctl]
+    found = subprocess.run(
+        command, env=daemon.environment, capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (1, "gpuctl: standard output: Bad file descriptor\n")

@@ -7,6 +7,7 @@ killed by SIGPIPE). A traceback is shown only if ``GPUD_DEBUG`` is set.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -39,6 +40,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
         name: The program's name.
         lost: The exit status if there is no daemon.
     """
+    _open_standard_streams()
     try:
         line = list(sys.argv[1:] if arguments is None else arguments)
         status = app(line, prog_name=name, standalone_mode=False)
@@ -62,6 +64,9 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
     except BrokenPipeError:
         return _unread()
     except OSError as error:
+        if error.errno == errno.EBADF:  # as for any program whose output is closed
+            _unread()
+            return _failed(f"{name}: standard output: {error.strerror}", FAILED)
         place = f"{error.filename}: " if error.filename else ""
         return _failed(f"{name}: {place}{error.strerror or error}", FAILED)
     except MemoryError as error:  # for array values made in this process
@@ -69,6 +74,24 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
     except Exception as error:  # noqa: BLE001  (a bug of gpud: one line, and how to see more)
         what = f"{type(error).__name__}: {error}"
         return _failed(f"{name}: {what} (this is a bug; GPUD_DEBUG=1 shows where)", FAILED)
+
+
+def _open_standard_streams() -> None:
+    """Open those that are closed, lest another file gets their number: a library writes there.
+
+    Nothing can be written to a standard output that was closed; messages are dropped.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR if number == 2 else os.O_RDONLY)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _with_log(error: CompileError) -> str:

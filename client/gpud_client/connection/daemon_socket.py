@@ -54,8 +54,9 @@ def _why(path: str, error: OSError) -> str:
         pid = _ending(path)
         if pid:
             return (
-                f"the daemon at {path} (pid {pid}) is ending and takes no more connections: it "
-                "waits for its jobs; wait, too, or send it SIGTERM once more to end it at once"
+                f"the daemon at {path} (pid {pid}) takes no connections: it is ending, and waits "
+                "for its jobs (wait, too, or send it SIGTERM once more to end it at once); or its "
+                "socket's file was removed, which it makes again within a second: try again"
             )
         return (
             f"no daemon listens at {path}; start one with `gpud serve`, say where it is (--socket, "

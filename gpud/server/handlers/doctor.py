@@ -89,6 +89,7 @@ class Doctor:
                 if DescriptorBudget(self._state.config.max_connections).remaining < 0
                 else "",
             ),
+            _check("socket", *self._reach()),
             _check("compiler", self._compiler.describe()),
             _check("bounds checks", *self._bounds_checks()),
         ]
@@ -102,6 +103,21 @@ class Doctor:
             hint = "see the daemon's log, then restart it" if device.state == "failed" else ""
             checks.append(_check(f"device {device.index}", detail, hint, device.state == "failed"))
         return {"checks": checks}
+
+    def _reach(self) -> tuple[str, str]:
+        """Say who can connect, and what keeps those from it who shall."""
+        path = self._state.config.socket
+        try:
+            mode, folder = path.stat().st_mode, path.parent.stat().st_mode
+        except OSError as error:
+            return f"{path}: {error.strerror}", ""  # as with a socket that systemd has made
+        who, bit = f"{user_name(os.geteuid())} and root", 0o100
+        if mode & 0o006 == 0o006:
+            who, bit = "everybody", 0o001
+        elif mode & 0o060 == 0o060:
+            who, bit = f"{who}, and group {path.group()}", 0o010
+        hint = "" if folder & bit else f"the folder {path.parent} keeps them out: chmod a+x it"
+        return f"{path} is for {who}", hint
 
     def _bounds_checks(self) -> tuple[str, str]:
         if self._state.config.bounds_checks:

@@ -12,6 +12,7 @@ Properties:
         pid;
     stale_replaced: a socket file whose daemon has died is replaced;
     never_steals: a file at that path that is not a socket is left alone, with an error;
+    traceless: a refusal leaves no file and no folder behind;
     own_folder: a folder that others could replace is not used, nor a link to one;
     private_from_the_start: at no time can other users connect to a socket of mode 0600.
 """
@@ -23,7 +24,8 @@ import fcntl
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpud.errors import InvalidArgument
@@ -37,17 +39,46 @@ _BACKLOG = 1024
 class Listener:
     """A listening socket, with the socket file and lock file that are removed when it is closed."""
 
-    def __init__(self, sock: socket.socket, path: Path | None, lock: int | None) -> None:
+    def __init__(
+        self, sock: socket.socket, path: Path | None, lock: int | None, mode: int = 0o600
+    ) -> None:
         sock.setblocking(False)
         self.socket = sock
         self.path = path
         self._lock = lock
+        self._mode = mode
 
     @property
     def address(self) -> str:
         """The socket's address, for messages."""
         name = self.socket.getsockname()
         return name if isinstance(name, str) else name.decode(errors="replace")
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether somebody has removed the socket's file, so that nobody can connect."""
+        return (
+            self.path is not None and self.socket.fileno() >= 0 and not os.path.lexists(self.path)
+        )
+
+    def restore(self) -> None:
+        """Make the files again that somebody has removed; the socket is another one then.
+
+        Raises:
+            InvalidArgument: they cannot be made, or another daemon has taken the path.
+        """
+        assert self.path is not None
+        assert self._lock is not None
+        with _refusing(self.path, "--socket"):
+            _make_folders(self.path.parent, self._mode)
+            if not _lock_path(self.path).exists():
+                lock = _take_lock(self.path, "--socket")
+                os.close(self._lock)
+                self._lock = lock
+            sock = _bound(self.path, self._mode)
+        self.socket.close()
+        sock.setblocking(False)
+        self.socket = sock
 
     def stop(self) -> None:
         """Accept no more connections. The path stays locked, so that no other daemon takes it."""
@@ -63,14 +94,12 @@ class Listener:
         self.stop()
         if self._lock is None or self.path is None:
             return
-        with suppress(OSError):
-            _lock_path(self.path).unlink()
-        os.close(self._lock)  # last: until now no other daemon could take the path
+        _unlock(self.path, self._lock)
         self._lock = None
 
 
 def listen(path: Path, mode: int = 0o600, flag: str = "--socket") -> Listener:
-    """Create a socket at ``path``. A missing folder is created, with mode 0700.
+    """Create a socket at ``path``. A missing folder is created, with access as for the socket.
 
     Args:
         path: where; it is locked for this process.
@@ -82,35 +111,25 @@ def listen(path: Path, mode: int = 0o600, flag: str = "--socket") -> Listener:
             cannot be used. Nothing was changed.
     """
     path = checked_socket_path(path)
+    made: list[Path] = []
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_folder(path.parent, flag)
-        lock = _take_lock(path, flag)
-    except OSError as error:
-        raise InvalidArgument(
-            f"the socket {path} cannot be made: {error.strerror}; choose another with {flag}"
-        ) from error
-    try:
-        _clear(path, flag)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            before = os.umask(0o177)
+        with _refusing(path, flag):
+            _check_file(path, flag)
+            made = _make_folders(path.parent, mode)
+            _check_folder(path.parent, flag)
+            lock = _take_lock(path, flag)
             try:
-                sock.bind(str(path))
-            finally:
-                os.umask(before)
-            if mode != 0o600:
-                path.chmod(mode)
-            sock.listen(_BACKLOG)
-        except OSError as error:
-            sock.close()
-            raise InvalidArgument(
-                f"the socket {path} cannot be made: {error.strerror}; choose another with {flag}"
-            ) from error
+                _clear(path, flag)
+                sock = _bound(path, mode)
+            except BaseException:
+                _unlock(path, lock)
+                raise
     except BaseException:
-        os.close(lock)
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
         raise
-    return Listener(sock, path, lock)
+    return Listener(sock, path, lock, mode)
 
 
 def adopt(descriptor: int) -> Listener:
@@ -133,6 +152,57 @@ def adopt(descriptor: int) -> Listener:
 
 def _lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
+
+
+@contextmanager
+def _refusing(path: Path, flag: str) -> Iterator[None]:
+    """Report what the operating system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgument(
+            f"the socket {path} cannot be made: {error.strerror}; choose another with {flag}"
+        ) from error
+
+
+def _make_folders(folder: Path, mode: int) -> list[Path]:
+    """Make the folders that are missing, with access as for a socket of ``mode``, innermost first.
+
+    Returns those that were made.
+    """
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    access = 0o700 | (0o050 if mode & 0o060 else 0) | (0o005 if mode & 0o006 else 0)
+    for one in reversed(missing):
+        one.mkdir(mode=0o700)
+        one.chmod(access)
+    return missing
+
+
+def _bound(path: Path, mode: int) -> socket.socket:
+    """Return a socket that listens at ``path``."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        if mode != 0o600:
+            path.chmod(mode)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _unlock(path: Path, lock: int) -> None:
+    with suppress(OSError):
+        _lock_path(path).unlink()
+    os.close(lock)  # last: until now no other daemon could take the path
 
 
 def _check_folder(folder: Path, flag: str) -> None:
@@ -180,16 +250,23 @@ def _take_lock(path: Path, flag: str) -> int:
         os.close(lock)
 
 
-def _clear(path: Path, flag: str) -> None:
-    """Remove a stale socket file; the lock is ours, but the file may be another program's."""
+def _check_file(path: Path, flag: str) -> bool:
+    """Refuse to replace what is no socket; returns whether there is a file."""
     try:
         kind = path.lstat().st_mode
-    except FileNotFoundError:
-        return
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     if not stat.S_ISSOCK(kind):
         raise InvalidArgument(
             f"{path} exists and is no socket; remove it, or choose another path with {flag}"
         )
+    return True
+
+
+def _clear(path: Path, flag: str) -> None:
+    """Remove a stale socket file; the lock is ours, but the file may be another program's."""
+    if not _check_file(path, flag):
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:

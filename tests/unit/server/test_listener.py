@@ -39,8 +39,50 @@ def test_the_configured_mode_and_a_missing_folder(folder: Path) -> None:
     path = folder / "made" / "here" / "s"
     listener = listen(path, 0o660)
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for made in (path.parent, path.parent.parent):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o750
     connect(path).close()
+    listener.close()
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "access"), [(0o600, 0o700), (0o666, 0o755), (0o660, 0o750)])
+def test_a_folder_that_is_made_follows_the_sockets_mode(
+    folder: Path, mode: int, access: int
+) -> None:
+    listener = listen(folder / "made" / "s", mode)
+    assert stat.S_IMODE((folder / "made").stat().st_mode) == access
+    listener.close()
+
+
+def test_traceless(folder: Path) -> None:
+    (folder / "file").write_text("somebody's")
+    for path in (folder / "file", folder / "file" / "s"):
+        with pytest.raises(InvalidArgument):
+            listen(path)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(folder / "live"))
+    sock.listen()
+    with sock, pytest.raises(InvalidArgument, match="another daemon"):
+        listen(folder / "live")
+    assert sorted(one.name for one in folder.iterdir()) == ["file", "live"]
+
+
+def test_what_was_removed_is_made_again(folder: Path) -> None:
+    path = folder / "made" / "s"
+    listener = listen(path, 0o660)
+    missing = [listener.is_missing]
+    for one in path.parent.iterdir():
+        one.unlink()
+    path.parent.rmdir()
+    missing.append(listener.is_missing)
+    listener.restore()
+    missing.append(listener.is_missing)
+    assert missing == [False, True, False]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    connect(path).close()
+    with pytest.raises(InvalidArgument, match=f"pid {os.getpid()}"):
+        listen(path)
     listener.close()
     assert list(path.parent.iterdir()) == []
 
