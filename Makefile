@@ -20,8 +20,13 @@ SOURCES := $(wildcard gpud client tests bench docs)
 RAY := contrib/ray
 RAY_VENV := .venv-ray
 RAY_STAMP := $(RAY_VENV)/.gpud-ray-installed
+# Programs that exist, and an environment with what they need.
+PROGRAMS := tests/programs
+PROGRAMS_VENV := .venv-programs
+PROGRAMS_STAMP := $(PROGRAMS_VENV)/.installed
+PART ?= all
 
-.PHONY: help install quick test test-ci test-ray check lint types format demo bench faults stress coverage
+.PHONY: help install quick test test-ci test-ray test-programs test-numba check lint types format demo bench faults stress coverage
 .PHONY: gpu-test gpu-bench docs site clean
 
 help: ## list the targets
@@ -87,6 +92,21 @@ $(RAY_STAMP): $(STAMP) $(RAY)/pyproject.toml $(RAY)/constraints.txt
 
 test-ray: $(RAY_STAMP) ## several machines on Ray: the tests of contrib/ray, in an environment of their own
 	$(RAY_VENV)/bin/python -m pytest --rootdir $(RAY) -c $(RAY)/pyproject.toml -n 2 --dist loadfile $(RAY)/tests $(PYTEST_ARGS)
+
+# .venv-programs has frameworks that use CUDA, as their users install them: nothing of gpud.
+$(PROGRAMS_STAMP): $(STAMP) $(PROGRAMS)/constraints.txt
+	@echo "installing Numba, Triton, Taichi, tinygrad and Dr.Jit into $(PROGRAMS_VENV)"
+	@rm -rf $(PROGRAMS_VENV)
+	@$(BIN)/python -m venv --without-pip $(PROGRAMS_VENV)
+	@$(BIN)/python -m pip --python $(PROGRAMS_VENV)/bin/python install --quiet --disable-pip-version-check \
+		--requirement $(PROGRAMS)/constraints.txt
+	@touch $(PROGRAMS_STAMP)
+
+test-programs: $(PROGRAMS_STAMP) ## programs over Numba, Triton, Taichi, tinygrad and Dr.Jit, unchanged
+	$(BIN)/python -m pytest $(PROGRAMS)/framework_tests.py $(PYTEST_ARGS)
+
+test-numba: $(PROGRAMS_STAMP) ## Numba's own tests of its CUDA target; PART=ci is a part of three minutes
+	$(BIN)/python -m tests.programs.numba_suite $(PART)
 
 check: lint types ## format, lint, types
 
@@ -184,5 +204,5 @@ site: install ## the documentation as a site, in site/; a broken link is an erro
 	@echo "open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) $(RAY_VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY_VENV) $(PROGRAMS_VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

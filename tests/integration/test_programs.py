@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
+PROGRAMS = Path(__file__).parents[1] / "programs" / "unchanged"
 GPUCTL = [str(Path(sys.executable).with_name("gpuctl"))]
 
 

@@ -101,6 +101,9 @@ static void take_device(struct bytes row) {
     text_in(row, "uuid", device->uuid, sizeof device->uuid);
     device->is_cpu = strcmp(kind, "cpu") == 0;
     device->is_copied = strcmp(arrays, "copied") == 0;
+    char *capability = strstr(device->name, " of compute capability");
+    if (device->is_cpu && capability != NULL)
+        *capability = 0; /* of its SMs' limits; programs are told another one below */
     device->sms = (uint32_t)number_in(row, "sms");
     device->memory_bytes = number_in(row, "memory_bytes");
     /* From 9.0 on compilers use instructions that only such a GPU has. */

@@ -54,6 +54,7 @@ _FLOAT = re.compile(
     r"(-?)\s*(?:0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})"
     r"|((?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+))"
 )
+_FIRST_ELEMENT = re.compile(rf"({IDENTIFIER})\s*\[\s*0\s*\]", re.ASCII)
 _WORD = re.compile(r"[%$\w]+", re.ASCII)
 # Register names as compilers write them; the excluded prefixes are those of predefined registers.
 _PLAIN_REGISTER = re.compile(r"%(?!envreg|pm|clock)[A-Za-z]+[0-9]+", re.ASCII)
@@ -159,6 +160,9 @@ def parse_operand(text: str, names: Mapping[str, Operand]) -> Operand:
         value = evaluate(text)
         if value is not None:
             return Immediate(str(value), value)
+        element = _FIRST_ELEMENT.fullmatch(text)
+        if element is not None and isinstance(array := _name(element[1], names), Symbol):
+            return array  # its address is that of the array
     return _raw(text)
 
 

@@ -106,6 +106,7 @@ def variable_of(text: str) -> Variable:
         ("[table+4]", Address(Symbol("table"), 4)),
         ("[4096]", Address(None, 4096)),
         ("table+8", SymbolOffset(Symbol("table"), 8)),
+        ("table[0]", Symbol("table")),
         ("{%r1, %r2}", Vector((Register("%r1"), Register("%r2")))),
         ("{%r1,_}", Vector((Register("%r1"), Symbol("_")))),
         ("%r1|%p1", Pair(Register("%r1"), Register("%p1"))),
