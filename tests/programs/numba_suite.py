@@ -62,7 +62,10 @@ def run_tests(tests: list[str], report: Path) -> None:
         "--rootdir", package, "-c", os.devnull, "-o", "consider_namespace_packages=true",
         f"--junitxml={report}", "--pyargs", *tests,
     ]  # fmt: skip
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(HERE)}, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    report.unlink(missing_ok=True)
+    # Not in the repository, whose tests need more than Numba's environment has.
+    subprocess.run(command, cwd=package, env=environment, check=False)
 
 
 def read_outcomes(report: Path) -> dict[str, str]:

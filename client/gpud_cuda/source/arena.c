@@ -292,7 +292,10 @@ void arena_on_announced(const struct wire_arena *message, int descriptor) {
      * library may have taken it: then they are translated. */
     int flags = MAP_SHARED | MAP_NORESERVE, access = PROT_READ | PROT_WRITE;
     void *wanted = (void *)(uintptr_t)message->base;
-    void *map = mmap(wanted, message->size, access, flags | MAP_FIXED_NOREPLACE, descriptor, 0);
+    void *map = MAP_FAILED;
+#ifndef __SANITIZE_THREAD__ /* which has addresses of its own, and puts this at 0 */
+    map = mmap(wanted, message->size, access, flags | MAP_FIXED_NOREPLACE, descriptor, 0);
+#endif
     if (map != wanted) {
         if (map != MAP_FAILED) /* a kernel that does not know the flag */
             munmap(map, message->size);

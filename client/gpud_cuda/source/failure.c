@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "report.h"
+
 void say(const char *format, ...) {
     char line[4096];
     va_list values;
@@ -79,8 +81,11 @@ char *failure_message(struct bytes error) {
 
 CUresult failure_said(const char *what, struct bytes error, CUresult otherwise) {
     char *message = failure_message(error);
-    say("%s: %s", what, message ? message : "out of memory");
+    char line[4096];
+    snprintf(line, sizeof line, "%s: %s", what, message ? message : "out of memory");
     free(message);
+    say("%s", line);
+    report_refusal(line);
     return failure_code(error, otherwise);
 }
 

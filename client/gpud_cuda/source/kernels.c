@@ -34,7 +34,8 @@ static CUresult measure(const struct kernel *kernel, struct site *site) {
         code = CUDA_ERROR_UNKNOWN;
     if (code == CUDA_SUCCESS) {
         site->occupancy = (uint32_t)measured.occupancy;
-        site->is_job = bytes_equal(measured.form, "whole") || kernel->is_cooperative;
+        site->form = report_form(measured.form);
+        site->is_job = site->form == FORM_WHOLE || kernel->is_cooperative;
         site->is_measured = true;
     }
     reply_free(&request.reply);
@@ -47,6 +48,8 @@ static CUresult prepare(const struct kernel *kernel, struct site *site) {
         code = lane_prepare(kernel->module->number, kernel->index, site->block, site->shared,
                             &site->number);
     site->is_prepared = code == CUDA_SUCCESS;
+    if (code == CUDA_SUCCESS)
+        report_kernel(site->form);
     return code;
 }
 

@@ -147,6 +147,7 @@ CUresult launch(const struct launch *launch) {
         code = check_cooperative(launch, &site);
     if (code != CUDA_SUCCESS)
         return code;
+    report_launch(site.form);
     if (site.is_job || work_is_pending())
         return post(kernel, &site, launch->grid, parameters);
     lane_launch(site.number, launch->grid, parameters, kernel->parameter_bytes);

@@ -6,6 +6,7 @@
 
 #include "cuda_api.h"
 #include "failure.h"
+#include "report.h"
 
 /* The first function with a name; driver_function_count if there is none. */
 static size_t find_name(const char *name) {
@@ -65,19 +66,14 @@ CUresult older_cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion,
     return look_up(symbol, pfn, cudaVersion, flags, NULL);
 }
 
-static void say_once(void) {
-    say("this program has NVIDIA's CUDA runtime inside, which runs over NVIDIA's own driver only; "
-        "build it with `nvcc -cudart shared`, or use what calls the driver API (Numba, Triton)");
-}
-
 /* NVIDIA's runtime asks here for tables that are not documented, among them one with which it finds
- * out whether the driver is NVIDIA's. This one is not. */
+ * out whether the driver is NVIDIA's. This one is not. Programs that only have that runtime inside
+ * and do without it run nevertheless, so what to do is said at the end of those that ran nothing. */
 CUresult cuGetExportTable(const void **ppExportTable, const CUuuid *pExportTableId) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pExportTableId;
     if (ppExportTable != NULL)
         *ppExportTable = NULL;
-    pthread_once(&once, say_once);
+    report_runtime();
     return CUDA_ERROR_NOT_FOUND;
 }
 
@@ -103,6 +99,7 @@ int unsupported(const char *name) {
         }
     }
     pthread_mutex_unlock(&lock);
+    report_refusal(name);
     if (is_new)
         say("%s is not supported", name);
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -7,6 +7,7 @@
 
 #include "connection.h"
 #include "cuda_api.h"
+#include "report.h"
 
 struct parameter {
     uint32_t offset, size;
@@ -18,6 +19,7 @@ struct site {
     uint32_t number;    /* in the lane */
     uint32_t occupancy; /* blocks on an SM */
     bool is_job;        /* the lane refuses it: each launch is submitted as a job */
+    enum form form;
     bool is_measured, is_prepared;
 };
 

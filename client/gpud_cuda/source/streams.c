@@ -164,6 +164,21 @@ static bool is_reached(struct event *event) {
     return reached;
 }
 
+static void wait_if_posted(struct event *event) {
+    pthread_mutex_lock(&event->lock);
+    bool is_posted = event->is_posted;
+    pthread_mutex_unlock(&event->lock);
+    if (is_posted)
+        work_wait();
+}
+
+static uint64_t mark_count(struct event *event) {
+    pthread_mutex_lock(&event->lock);
+    uint64_t count = event->mark.count;
+    pthread_mutex_unlock(&event->lock);
+    return count;
+}
+
 CUresult cuEventQuery(CUevent hEvent) {
     CUresult code = context_enter();
     if (code != CUDA_SUCCESS)
@@ -183,10 +198,10 @@ CUresult cuEventSynchronize(CUevent hEvent) {
     struct event *event = handle_get(HANDLE_EVENT, hEvent);
     if (event == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (event->is_posted)
-        work_wait();
-    if (!is_reached(event))
-        lane_wait(event->mark.count);
+    if (!is_reached(event)) {
+        wait_if_posted(event);
+        lane_wait(mark_count(event));
+    }
     return lane_failure();
 }
 
