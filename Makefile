@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST_ARGS ?=
 # Tests start hundreds of processes: without bytecode each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-SOURCES := $(wildcard gpud client tests bench docs)
+SOURCES := $(wildcard gpud client tests campaigns bench docs)
 # contrib/ray is a package of its own; Ray's wheel is large, so what runs it has an environment of its own.
 RAY := contrib/ray
 RAY_VENV := .venv-ray
@@ -126,7 +126,7 @@ demo: install ## the shortest way to see gpud work
 	@$(BIN)/gpud demo
 
 # What hostile and dying programs can do: `make faults`.
-FAULTS := out_of_bounds client_kills host_failures fuzz rings soak
+FAULTS := out_of_bounds client_kills lane_kills host_failures fuzz rings soak
 
 bench: install ## measure, print, and keep the figures under bench/results/
 	@for b in $(wildcard bench/bench_*.py); do \
@@ -138,15 +138,16 @@ faults: install ## attack it, kill it, fuzz it, and use it for an hour: two hour
 	@$(BIN)/python -c 'import atheris' 2>/dev/null \
 		|| $(PIP) --no-build-isolation --editable '.[fuzz]' \
 		|| echo "atheris cannot be installed here: there will be no coverage-guided fuzzing" >&2
-	@for b in $(FAULTS:%=tests.faults.%.run); do echo "== $$b"; $(BIN)/python -m "$$b"; done
+	@for b in $(FAULTS); do echo "== $$b"; $(BIN)/python -m campaigns.run "$$b"; done
 	@$(BIN)/python bench/summary.py
 
 stress: install ## the long runs that `make test` leaves out: half an hour
-	$(BIN)/python bench/bench_stress.py --events 1000000
+	$(BIN)/python -m campaigns.run resizes
 	GPUD_STRUCTURED_KERNELS=1000 GPUD_WORKLOAD_STEPS=500000 GPUD_SCHEDULER_SEEDS=1000 \
 		$(BIN)/python -m pytest tests/property --timeout=3600 --hypothesis-profile=search $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m slow -n auto tests/conformance $(PYTEST_ARGS)
-	$(BIN)/python -m tests.property.workload_campaign --seconds 3600 --file "$$(mktemp -u)"
+	$(BIN)/python -m campaigns.run memory_turns
+	@$(BIN)/python bench/summary.py
 
 coverage: install ## which lines and branches the tests run, by file: half an hour
 	$(BIN)/coverage erase

@@ -130,10 +130,14 @@ def _section(title: str, lines: list[str]) -> str:
     return f"\n## {title}\n\n{table}\n"
 
 
+def _campaign(name: str) -> str:
+    return f"python -m campaigns.run {name}"
+
+
 _SECTIONS = {
     "Are results right?": (
         Benchmark("conformance", "python bench/bench_conformance.py", rows.conformance),
-        Benchmark("stress", "python bench/bench_stress.py", rows.stress),
+        Benchmark("resizes", _campaign("resizes"), rows.resizes),
     ),
     "Sharing": (
         Benchmark("colocation", "python bench/bench_colocation.py", rows.colocation),
@@ -157,20 +161,20 @@ _SECTIONS = {
         Benchmark("compile_time", "python bench/bench_compile_time.py", rows.compile_time),
     ),
     "Faults": (
-        Benchmark("out_of_bounds", "python -m tests.faults.out_of_bounds.run", rows.out_of_bounds),
-        Benchmark("client_kills", "python -m tests.faults.client_kills.run", rows.client_kills),
-        Benchmark("lane_kills", "python -m tests.faults.client_kills.run --lanes", rows.lane_kills),
-        Benchmark("rings", "python -m tests.faults.rings.run", rows.rings),
-        Benchmark("host_failures", "python -m tests.faults.host_failures.run", rows.host_failures),
-        Benchmark("fuzz", "python -m tests.faults.fuzz.run", rows.fuzz),
-        Benchmark("soak", "python -m tests.faults.soak.run", rows.soak),
+        Benchmark("out_of_bounds", _campaign("out_of_bounds"), rows.out_of_bounds),
+        Benchmark("client_kills", _campaign("client_kills"), rows.client_kills),
+        Benchmark("lane_kills", _campaign("lane_kills"), rows.lane_kills),
+        Benchmark("rings", _campaign("rings"), rows.rings),
+        Benchmark("host_failures", _campaign("host_failures"), rows.host_failures),
+        Benchmark("fuzz", _campaign("fuzz"), rows.fuzz),
+        Benchmark("soak", _campaign("soak"), rows.soak),
     ),
 }
 
 _HEADLINES: dict[str, Callable[[Result], Iterator[headlines.Headline]]] = {
     "colocation": headlines.colocation,
     "conformance": headlines.conformance,
-    "stress": headlines.stress,
+    "resizes": headlines.resizes,
     "bounds_checks": headlines.bounds_checks,
     "service": headlines.service,
 }

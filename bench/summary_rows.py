@@ -36,12 +36,12 @@ def conformance(result: Result) -> Iterator[Row]:
         )
 
 
-def stress(result: Result) -> Iterator[Row]:
-    counted = f"{result['task blocks counted']:,} task blocks counted by the kernels"
-    kernels = f"{result['kernels run']} kernels (programs times forms)"
+def resizes(result: Result) -> Iterator[Row]:
+    counted = f"{result['task_blocks']:,} task blocks counted by the kernels"
+    kernels = f"{result['kernels_run']} kernels (programs times forms)"
     yield (
-        f"stress: {result['events']:,} random resizes of {kernels} while they ran, {counted}",
-        f"{result['problems']} problems",
+        f"{result['events']:,} random resizes of {kernels} while they ran, {counted}",
+        f"{len(result['wrong'])} problems",
     )
 
 
@@ -359,13 +359,12 @@ def client_kills(result: Result) -> Iterator[Row]:
 
 
 def host_failures(result: Result) -> Iterator[Row]:
-    kills = result["kills"]
-    service = kills["service_ms"]
+    service = result["service_ms"]
     yield (
-        f"{kills['kills']} device hosts killed at random moments under load: jobs again",
+        f"{result['kills']} device hosts killed at random moments under load: jobs again",
         f"after p50 {service['p50'] / 1e3:.1f} s, p99 {service['p99'] / 1e3:.1f} s",
     )
-    wrong = len(kills["wrong"])
+    wrong = len(result["wrong"])
     yield "... task blocks lost or doubled in jobs that had not begun there", f"{wrong}"
 
 

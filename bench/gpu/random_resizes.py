@@ -2,11 +2,11 @@
 
     python bench/gpu/random_resizes.py [--events N] [--seconds S] [--seed N]
 
-As ``bench/bench_stress.py`` on the CPU device: every case that can be resized runs in persistent
-and in sliced form while a seeded generator shrinks, grows, stops and resumes it; every task block
-counts itself, every result is compared (`tests.conformance.stress`). Events come in rounds with a
-seed each, so that a time limit can end the run; a mismatch, a hang or a lost task block ends it
-with 1.
+As ``python -m campaigns.run resizes`` on the CPU device: every case that can be resized runs in
+persistent and in sliced form while a seeded generator shrinks, grows, stops and resumes it; every
+task block counts itself, every result is compared (`tests.conformance.stress`). Events come in
+rounds with a seed each, so that a time limit can end the run; a mismatch, a hang or a lost task
+block ends it with 1.
 
 Writes bench/results/gpu_random_resizes.json.
 """

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 import time
 from collections.abc import Iterator
 from itertools import count, cycle
-from pathlib import Path
 
 import pytest
 
-from bench import bench_stress
+from campaigns.run import main as campaign
 from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.common_opcodes import words
@@ -103,11 +100,9 @@ def test_a_mutant_makes_it_fail(fault: str, device: CPUDevice) -> None:
 
 
 @pytest.mark.ci
-def test_the_long_run_runs_every_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    result = tmp_path / "stress.json"
-    monkeypatch.setattr(bench_stress, "RESULT", result)
-    monkeypatch.setattr(sys, "argv", ["bench_stress.py", "--events", "3000"])
+def test_the_campaign_runs_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     with unoptimised():
-        assert bench_stress.main() == 0
-    found = json.loads(result.read_text())
-    assert found["kernels run"] == found["kernels"] > 300
+        assert campaign(["resizes", "--short"]) == 0
+    told = capsys.readouterr().out
+    kernels, run = map(int, re.findall(r"of them run +(\d+), (\d+)", told)[0])
+    assert run == kernels > 300

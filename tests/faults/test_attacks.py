@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
-from tests.faults.out_of_bounds.check import reset
-from tests.faults.out_of_bounds.kernels import HEADER
-from tests.faults.out_of_bounds.world import TIMEOUT_S, World
+from campaigns.out_of_bounds.check import reset
+from campaigns.out_of_bounds.kernels import HEADER
+from campaigns.out_of_bounds.world import TIMEOUT_S, World
 
 pytestmark = pytest.mark.ci
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import gpud_client as gc
+from campaigns.client_kills import run as client_kills
+from campaigns.client_kills.clients import DEATHS, SOURCE
 from gpud.server import daemon as daemon_module
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
-from tests.faults.client_kills import run as client_kills
-from tests.faults.client_kills.clients import DEATHS, SOURCE
 from tests.integration.daemon_world import Client, World, until
 from tests.support.raw_client import Raw
 

@@ -1,6 +1,6 @@
 """Spoilt messages: at the parser, at a live daemon, by chance, by Hypothesis and by coverage.
 
-A few ten thousand messages with fixed seeds; tests/faults/fuzz/run.py sends the millions.
+A few ten thousand messages with fixed seeds; campaigns/fuzz/run.py sends the millions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from campaigns.fuzz import coverage, live
+from campaigns.fuzz import run as fuzz
+from campaigns.fuzz.choices import Dice, Drawn, Steered
+from campaigns.fuzz.messages import Fuzzer
+from campaigns.fuzz.neighbour import Neighbour
+from campaigns.fuzz.parser import Outcomes, all_fuzzers, check_batch, check_body
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire import messages as wm
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz import coverage, live
-from tests.faults.fuzz import run as fuzz
-from tests.faults.fuzz.choices import Dice, Drawn, Steered
-from tests.faults.fuzz.messages import Fuzzer
-from tests.faults.fuzz.neighbour import Neighbour
-from tests.faults.fuzz.parser import Outcomes, all_fuzzers, check_batch, check_body
 from tests.support.daemon_process import DaemonProcess, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ def test_the_benchmark_counts_and_names_the_batch(
 def test_the_parser_guided_by_coverage(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.fuzz.coverage", str(result), "1", "1500", "60"],
+        [sys.executable, "-m", "campaigns.fuzz.coverage", str(result), "1", "1500", "60"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
         capture_output=True,

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults.fuzz import live
-from tests.faults.fuzz.parser import Outcomes
+from campaigns.fuzz import live
+from campaigns.fuzz.parser import Outcomes
 from tests.gpu.served_daemon import Served
 from tests.support.daemon_process import connected
 from tests.support.waiting import until

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.fuzz import inputs
+from campaigns.fuzz.choices import Dice
+from campaigns.fuzz.live import KERNEL, Talk
 from gpud.compiler.ptx.parser import parse
 from gpud.config import load
 from gpud.errors import CompileError, InvalidArgument, PTXSyntaxError
 from gpud.wire import messages as wm
 from gpud_client.cli import main
 from tests.compiler.support.ptx_samples import SAMPLES
-from tests.faults.fuzz import inputs
-from tests.faults.fuzz.choices import Dice
-from tests.faults.fuzz.live import KERNEL, Talk
 from tests.support.daemon_process import serving
 
 PTX = [KERNEL, SAMPLES["numba"], SAMPLES["triton"]]

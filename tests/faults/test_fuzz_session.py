@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from campaigns.fuzz.live import KERNEL, Talk
 from gpud.wire import messages as wm
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.faults.fuzz.live import KERNEL, Talk
 from tests.support.daemon_process import DaemonProcess, serving
 
 pytestmark = pytest.mark.ci

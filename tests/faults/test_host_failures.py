@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from campaigns.host_failures.host_process import COMMAND, FOLDER
+from campaigns.host_failures.load import Load
 from gpud.server.daemon import Daemon
 from gpud.server.hosts.device import Device
 from gpud.wire import messages as wm
-from tests.faults.host_failures.host_process import COMMAND, FOLDER
-from tests.faults.host_failures.load import Load
 from tests.integration import daemon_world
 from tests.integration.daemon_world import PTX, Client, World, launch
 

@@ -1,4 +1,4 @@
-"""A few killed hosts; tests/faults/host_failures/run.py kills 200."""
+"""A few killed hosts; campaigns/host_failures/run.py kills 200."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.faults.host_failures.kills import Kills
+from campaigns.host_failures.kills import Kills
 from tests.integration.daemon_world import World
 
 pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]

@@ -1,7 +1,7 @@
 """Hostile rings: whatever a client writes in its lane, that lane ends and the others run on.
 
 GPUD_LANE_RINGS sets how many rings are tried at the device; 200 by default. A million at a live
-daemon come from `python -m tests.faults.rings.run`.
+daemon come from `python -m campaigns.run rings`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 import gpud_client as gc
+from campaigns.rings import hostile, run
 from gpud.wire import lane_ring as ring
-from tests.faults.rings import hostile, run
 from tests.support.raw_lane import RawLane
 from tests.unit.cpu.scheduling.lane_driver import LIMIT_S, LaneDriver
 

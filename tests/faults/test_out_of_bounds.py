@@ -1,6 +1,6 @@
 """Every kind of access, once each, out of its session's arena: contained and reported.
 
-tests/faults/out_of_bounds/run.py runs 10,000 of the same.
+campaigns/out_of_bounds/run.py runs 10,000 of the same.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
-from tests.faults.out_of_bounds.accesses import ACCESSES, Access
-from tests.faults.out_of_bounds.affine import affine
-from tests.faults.out_of_bounds.campaign import Tally, generated
-from tests.faults.out_of_bounds.cases import ALL, Case
-from tests.faults.out_of_bounds.check import load, run
-from tests.faults.out_of_bounds.kernels import MODES, PLACES, KernelSpec
-from tests.faults.out_of_bounds.world import TIMEOUT_S, World
-from tests.faults.out_of_bounds.written import written
+from campaigns.out_of_bounds.accesses import ACCESSES, Access
+from campaigns.out_of_bounds.affine import affine
+from campaigns.out_of_bounds.campaign import Tally, generated
+from campaigns.out_of_bounds.cases import ALL, Case
+from campaigns.out_of_bounds.check import load, run
+from campaigns.out_of_bounds.kernels import MODES, PLACES, KernelSpec
+from campaigns.out_of_bounds.world import TIMEOUT_S, World
+from campaigns.out_of_bounds.written import written
 
 pytestmark = pytest.mark.ci
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.soak import run as soak
-from tests.faults.soak.hostile_clients import ACTS
+from campaigns.soak import run as soak
+from campaigns.soak.hostile_clients import ACTS
 from tests.support.processes import Sample
 
 pytestmark = pytest.mark.ci

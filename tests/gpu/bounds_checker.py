@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.instrumentation.device_memory import DeviceMemory
+from campaigns.out_of_bounds.accesses import Access
+from campaigns.out_of_bounds.cases import Case, Layout, Miss, cases_of, kernels_of
+from campaigns.out_of_bounds.kernels import SLOT_BYTES, KernelSpec, module_text
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.interface import LaunchSpec
 from gpud.errors import GpudError, IllegalAddress
-from tests.faults.out_of_bounds.accesses import Access
-from tests.faults.out_of_bounds.cases import Case, Layout, Miss, cases_of, kernels_of
-from tests.faults.out_of_bounds.kernels import SLOT_BYTES, KernelSpec, module_text
 from tests.support.resizable_run import ResizableRun
 
 _ARENA = 1 << 20

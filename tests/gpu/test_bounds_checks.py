@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from campaigns.out_of_bounds.accesses import ACCESSES
 from gpud.device.cpu.device import CPUDevice
-from tests.faults.out_of_bounds.accesses import ACCESSES
 from tests.gpu.bounds_checker import BoundsChecker
 
 PARTS = 12
@@ -45,7 +45,7 @@ def _hits_a_neighbour(world: BoundsChecker, accesses: list[Any], seed: int) -> b
     """Whether the only case of a seed stays in the three arenas: nothing else may be written."""
     import random
 
-    from tests.faults.out_of_bounds.cases import cases_of, kernels_of
+    from campaigns.out_of_bounds.cases import cases_of, kernels_of
 
     (spec,) = kernels_of(random.Random(seed), accesses, most=8)
     case = next(cases_of(random.Random(f"{seed}/{spec.name}"), spec, world.layout))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.rings import hostile, run
+from campaigns.rings import hostile, run
 from tests.gpu.served_daemon import Served
 
 pytestmark = pytest.mark.ci

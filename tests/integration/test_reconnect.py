@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
+from campaigns.client_kills.clients import SOURCE as RAW_SOURCE
 from gpud.wire import messages as wm
-from tests.faults.client_kills.clients import SOURCE as RAW_SOURCE
 from tests.support.raw_client import Raw
 
 pytestmark = pytest.mark.ci

@@ -52,7 +52,7 @@ class Workloads(RuleBasedStateMachine):
     """Clients that open, iterate, grow, overstay and die at any moment.
 
     Attributes:
-        done: what has happened so far in all examples, by kind, for `workload_campaign`.
+        done: what has happened so far in all examples, by kind, for `campaigns.memory_turns`.
     """
 
     done: ClassVar[Counter[str]] = Counter()

@@ -227,6 +227,7 @@ THIRD_PARTY |= {
     "pytest",
     "hypothesis",
     "tests",
+    "campaigns",
     "bench",
 }
 

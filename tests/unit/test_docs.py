@@ -90,13 +90,13 @@ def test_figures_that_are_not_there_have_no_row(tmp_path: Path) -> None:
     assert summary.page(tmp_path) == summary.HEAD
     assert summary.readme(empty, tmp_path) == empty
     result = {
-        "machine": {"cores": 2, "cpu": "a CPU"}, "events": 1000, "kernels run": 3,
-        "task blocks counted": 70, "problems": 1,
+        "machine": {"cores": 2, "cpu": "a CPU"}, "events": 1000, "kernels_run": 3,
+        "task_blocks": 70, "wrong": ["one"],
     }  # fmt: skip
-    (tmp_path / "stress.json").write_text(json.dumps(result))
+    (tmp_path / "resizes.json").write_text(json.dumps(result))
     page = summary.page(tmp_path)
     assert "2 cores of a CPU" in page
-    assert "| 1 problems | `python bench/bench_stress.py` |" in page
+    assert "| 1 problems | `python -m campaigns.run resizes` |" in page
     assert "PoCL's" not in page
     row = "| 1,000 random resizes while kernels ran: task blocks lost or run twice | 1 | 0 |"
     assert row in summary.readme(empty, tmp_path)

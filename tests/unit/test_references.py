@@ -22,9 +22,9 @@ FILE = re.compile(
     r"(?<![\w/*<>{}~$-])(?:\.\./)*((?:[\w-][\w.-]*/)*[\w-]+\.(?:py|md|pml))(?![\w*<>{}/]|\.\w)"
 )
 FOLDER = re.compile(
-    r"(?<![\w./*<>{}~$-])((?:gpud|client|tests|bench|docs|contrib)/(?:[\w-]+/)*)(?![\w*<>{}])"
+    r"(?<![\w./*<>{}~$-])((?:gpud|client|tests|campaigns|bench|docs|contrib)/(?:[\w-]+/)*)(?![\w*<>{}])"
 )
-MODULE = re.compile(r"`((?:gpud|gpud_client|tests|bench|docs)(?:\.\w+){2,})`")
+MODULE = re.compile(r"`((?:gpud|gpud_client|tests|campaigns|bench|docs)(?:\.\w+){2,})`")
 NOWHERE = re.compile(r"\bDESIGN\b|\bdesign (?:page|document)\b|\bdesign, sections?\b")
 # "`name` in `file`", "`name` of `file`"
 NAMED = re.compile(r"`([\w.]+)(?:\(\))?`,?\s+(?:in|of)\s+(?:the\s+)?`((?:[\w-]+/)*[\w-]+\.py)`")
@@ -104,7 +104,7 @@ def is_there(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("part", ["gpud", "client", "tests", "bench", "docs", ""])
+@pytest.mark.parametrize("part", ["gpud", "client", "tests", "campaigns", "bench", "docs", ""])
 def test_what_is_cited_is_there(part: str) -> None:
     wrong = {}
     for name in TEXTS:

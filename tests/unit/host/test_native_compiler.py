@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.host_failures.host_process import FOLDER
 from gpud.device.cpu.program.compile_request import CompileRequest
 from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host import native_compiler
 from gpud.device.host.native_compiler import NativeCompiler
 from gpud.errors import CompileError, InternalError, KernelRejected
-from tests.faults.host_failures.host_process import FOLDER
 
 PTX = """.version 8.6\n.target sm_90\n.address_size 64
 .visible .entry {name}(.param .u64 out)
@@ -27,7 +27,7 @@ def wanted(name: str, more: str = "", threads: int = 32) -> CompileRequest:
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[NativeCompiler]:
     monkeypatch.setattr(
-        native_compiler, "COMMAND", ("-m", "tests.faults.host_failures.native_process")
+        native_compiler, "COMMAND", ("-m", "campaigns.host_failures.native_process")
     )
     monkeypatch.setenv(FOLDER, str(tmp_path))
     root = Path(__file__).parents[3]

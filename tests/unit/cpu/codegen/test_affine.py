@@ -1,6 +1,6 @@
 """Pointers that grow from thread to thread under conditions.
 
-Those without: ``tests/faults/out_of_bounds/affine.py``.
+Those without: ``campaigns/out_of_bounds/affine.py``.
 """
 
 from __future__ import annotations
