@@ -1,7 +1,7 @@
 """Writes the pages of docs/ that derive from the code: ``make docs``.
 
-Each page is a function that returns its text. tests/unit/test_docs.py holds that the committed
-pages are what these functions return.
+But for those that only the site has, `INTERNAL`. Each page is a function that returns its text.
+tests/unit/test_docs.py holds that the committed pages are what these functions return.
 """
 
 from __future__ import annotations
@@ -109,14 +109,11 @@ def metrics_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/client.md": client_page,
-    "reference/compiler.md": compiler_page,
     "reference/configuration.md": config_page,
     "reference/control-words.md": control_words_page,
-    "reference/device.md": device_page,
     "reference/errors.md": errors_page,
     "reference/gpuctl.md": gpuctl_page,
     "reference/gpud.md": gpud_page,
-    "reference/host-protocol.md": host_protocol_page,
     "reference/lifecycles.md": lifecycles_page,
     "reference/metrics.md": metrics_page,
     "reference/protocol.md": protocol_page,
@@ -124,6 +121,14 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/reason-codes.md": forms_page,
 }
 """The generated pages by their path below docs/."""
+
+INTERNAL: dict[str, tuple[str, Callable[[], str]]] = {
+    "reference/compiler.md": ("The compiler", compiler_page),
+    "reference/device.md": ("Devices and runs", device_page),
+    "reference/host-protocol.md": ("The device host protocol", host_protocol_page),
+}
+"""Pages for those who work on gpud, with their titles: `make site` builds them, and nobody commits
+them."""
 
 
 def main() -> None:

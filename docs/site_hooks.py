@@ -2,15 +2,21 @@
 
 The navigation is that of docs/index.md, in its order: each bold line there is a section, each row
 of the table below it a page. Links to the repository's own pages, such as README.md, lead to copies
-of them in the site; a link to any other file outside of docs/ is an error.
+of them in the site; a link to any other file outside of docs/ is an error. Pages on the inside,
+`docs.generate.INTERNAL`, are made for the site alone.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # MkDocs loads this file alone
+
+from docs.generate import INTERNAL
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
@@ -29,7 +35,8 @@ def navigation(index: str) -> list[dict[str, Any]]:
         for title, rows in zip(parts[::2], parts[1::2], strict=True)
     ]
     project = [{Path(name).stem.capitalize(): in_site(name)} for name in PAGES if ".md" in name]
-    return [{"Home": "index.md"}, *sections, {"Project": project}]
+    internals = {"Internals": [{title: path} for path, (title, _) in INTERNAL.items()]}
+    return [{"Home": "index.md"}, *sections, internals, {"Project": project}]
 
 
 def in_site(name: str) -> str:
@@ -61,11 +68,13 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the files from outside of docs/."""
+    """Add the files from outside of docs/, and the pages that only the site has."""
     from mkdocs.structure.files import File
 
     for name in PAGES:
         files.append(File.generated(config, in_site(name), content=(ROOT / name).read_text()))
+    for path, (_, page) in INTERNAL.items():
+        files.append(File.generated(config, path, content=page()))
     return files
 
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from docs.generate import INTERNAL
 from docs.site_hooks import PAGES, in_site, moved_links, navigation
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +186,12 @@ def test_links_lead_somewhere(name: str) -> None:
     assert broken_links(name, (ROOT / name).read_text()) == []
 
 
+@pytest.mark.parametrize("name", INTERNAL)
+def test_links_of_pages_that_only_the_site_has_lead_somewhere(name: str) -> None:
+    _, page = INTERNAL[name]
+    assert broken_links(f"docs/{name}", page()) == []
+
+
 def test_a_planted_broken_link_is_seen() -> None:
     text = (
         "[a](daemon.md) [b](nowhere.md) [c](capsm.md#the-unit) [d](capsm.md#nothing) [e](#here)\n"
@@ -202,6 +209,7 @@ def test_the_navigation_has_every_page_once() -> None:
              for row in rows for path in row.values()]  # fmt: skip
     wanted = [name.removeprefix("docs/") for name in DOCUMENTS if name.startswith("docs/")]
     wanted += [in_site(name) for name in PAGES if name.endswith(".md")]
+    wanted += INTERNAL
     assert sorted([*pages, "index.md"]) == sorted(wanted)
 
 
