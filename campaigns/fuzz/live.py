@@ -35,7 +35,7 @@ from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from tests.fake_host.receive import incoming
+from tests.support.receive import incoming
 
 __all__ = ["KERNEL", "Account", "Talk", "Unanswered", "fuzz_connection"]
 

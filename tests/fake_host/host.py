@@ -43,8 +43,8 @@ from gpud.device.host import messages as m
 from gpud.errors import GpudError
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
-from tests.fake_host.receive import incoming
 from tests.fake_host.virtual_sms import Behaviour, FakeJob, FakeLaunch, VirtualSMs
+from tests.support.receive import incoming
 
 __all__ = ["Behaviour", "FakeHost", "FakeJob"]
 

@@ -23,7 +23,7 @@ from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender
 from tests.fake_host.host import FakeHost
-from tests.fake_host.receive import incoming
+from tests.support.receive import incoming
 
 _T = TypeVar("_T")
 TIMEOUT_S = 20.0

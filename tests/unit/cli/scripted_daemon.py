@@ -1,38 +1,16 @@
-"""A daemon for tests of gpuctl: answers from a script, on a real socket, in a thread."""
+"""The daemon of tests of gpuctl: what it answers, by topic and by message."""
 
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gpud.errors import GpudError, UnknownName
-from gpud.wire.framing import FrameDecoder
-from gpud.wire.message_table import Sender
-from gpud.wire.messages import (
-    CLIENT_PROTOCOL,
-    VERSION,
-    Answer,
-    AskHistory,
-    Cancel,
-    Describe,
-    Drain,
-    Failed,
-    Follow,
-    Goodbye,
-    Happened,
-    Hello,
-    Pause,
-    Query,
-    Reload,
-    Resize,
-    SetSetting,
-    Welcome,
-    Why,
-)
+from gpud.wire import messages as wm
+from tests.support.fake_daemon import FakeDaemon
 
 DEVICE = {
     "index": 0, "spec": "cpu:8", "name": "CPU device", "kind": "cpu", "sms": 8, "state": "ready",
@@ -84,103 +62,90 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Peer:
-    """The script of answers, and a record of the requests.
+class Peer(FakeDaemon):
+    """Answers from the script.
 
     ``answers`` is by topic; ``jobs`` are the rows that can be described, resized and cancelled.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, serve: Callable[[socket.socket], None] | None = None) -> None:
         self.answers: dict[str, Any] = dict(ANSWERS)
         self.jobs = {(3, 17): RUNNING, (4, 1): WAITING}
-        self.asked: list[Any] = []
         self.goodbye: GpudError | None = None
         self.hang_up_at: type[Any] | None = None
+        self._serve = serve
+        super().__init__(path=path)
 
-    def answer(self, message: Any) -> Iterator[Any]:
-        self.asked.append(message)
+    def talk(self, peer: socket.socket) -> None:
+        (self._serve or super().talk)(peer)
+
+    def reply(self, message: Any, value: Any = None) -> None:
+        if isinstance(value, GpudError):
+            self.fail(message, value)
+        else:
+            self.send(wm.Answer(message.request, value))
+
+    def heard(self, message: Any) -> None:
+        super().heard(message)
         if type(message) is self.hang_up_at:
             raise ConnectionAbortedError
-        match message:
-            case Hello():
-                if self.goodbye is not None:
-                    yield Goodbye(self.goodbye.to_wire())
-                    raise ConnectionAbortedError
-                limits = {"message_bytes": 1 << 26, "jobs": 100, "memory_bytes": 1 << 30}
-                yield Welcome(message.request, VERSION, 9, [DEVICE], limits, {"version": "0.1.0"})
-            case Query():
-                found = self.answers[message.topic]
-                if isinstance(found, GpudError):
-                    yield Failed(message.request, found.to_wire())
-                else:
-                    yield Answer(message.request, found)
-            case AskHistory():
-                yield Answer(message.request, {"rows": self.answers["history"].get("jobs", [])})
-            case Describe():
-                yield Answer(message.request, [self.jobs.get(job) for job in message.jobs])
-            case Cancel():
-                if message.job in self.jobs:
-                    yield Answer(message.request, message.job == (3, 17))
-                else:
-                    error = UnknownName(f"there is no job {message.job[0]}.{message.job[1]}")
-                    yield Failed(message.request, error.to_wire())
-            case Why():
-                row = self.jobs.get(message.job, RUNNING)
-                lines = ["it is paused, for 2 s: online\njobs have its capacity", "1 s ago: it ..."]
-                yield Answer(message.request, {"id": "3.17", "lines": lines, "job": row})
-            case Pause():
-                paused = {"by": "alice", "since": "2026-11-23 14:02", "now": message.now}
-                row = {"index": 0, "spec": "cpu:8", "paused": paused if message.on else None}
-                yield Answer(
-                    message.request,
-                    {"devices": [{**row, "waiting": 2, "running": 1, "stopped": 0}]},
-                )
-            case Reload() | SetSetting():
-                found = {"file": "/etc/gpud/gpud.toml", "changed": [LIVE], "restart": [RESTART]}
-                yield Answer(message.request, {**found, "set": LIVE})
-            case Drain():
-                yield Answer(message.request, {"jobs": 3, "timeout_s": 30.0})
-            case Resize():
-                yield Answer(message.request)
-            case Follow():
-                yield Answer(message.request)
-                for number in range(3):
-                    yield Happened({"at_s": 1.75e9 + number, "event": "job-started", "n": number})
-                raise ConnectionAbortedError
-            case _:
-                raise AssertionError(message)
 
-    def serve(self, connection: socket.socket) -> None:
-        decoder = FrameDecoder(1 << 26)
-        with connection, suppress(ConnectionError):
-            while data := connection.recv(1 << 16):
-                decoder.feed(data)
-                for body in decoder.frames():
-                    for reply in self.answer(CLIENT_PROTOCOL.decode(body, Sender.CLIENT)):
-                        connection.sendall(CLIENT_PROTOCOL.encode(reply))
+    def on_hello(self, message: wm.Hello) -> None:
+        if self.goodbye is not None:
+            self.send(wm.Goodbye(self.goodbye.to_wire()))
+            raise ConnectionAbortedError
+        limits = {"message_bytes": 1 << 26, "jobs": 100, "memory_bytes": 1 << 30}
+        self.send(
+            wm.Welcome(message.request, wm.VERSION, 9, [DEVICE], limits, {"version": "0.1.0"})
+        )
 
-    def asked_for(self, kind: type[Any]) -> list[Any]:
-        return [message for message in self.asked if isinstance(message, kind)]
+    def on_query(self, message: wm.Query) -> None:
+        self.reply(message, self.answers[message.topic])
+
+    def on_askhistory(self, message: wm.AskHistory) -> None:
+        self.reply(message, {"rows": self.answers["history"].get("jobs", [])})
+
+    def on_describe(self, message: wm.Describe) -> None:
+        self.reply(message, [self.jobs.get(job) for job in message.jobs])
+
+    def on_cancel(self, message: wm.Cancel) -> None:
+        session, number = message.job
+        known = (session, number) in self.jobs
+        unknown = UnknownName(f"there is no job {session}.{number}")
+        self.reply(message, message.job == (3, 17) if known else unknown)
+
+    def on_why(self, message: wm.Why) -> None:
+        row = self.jobs.get(message.job, RUNNING)
+        lines = ["it is paused, for 2 s: online\njobs have its capacity", "1 s ago: it ..."]
+        self.reply(message, {"id": "3.17", "lines": lines, "job": row})
+
+    def on_pause(self, message: wm.Pause) -> None:
+        paused = {"by": "alice", "since": "2026-11-23 14:02", "now": message.now}
+        row = {"index": 0, "spec": "cpu:8", "paused": paused if message.on else None}
+        self.reply(message, {"devices": [{**row, "waiting": 2, "running": 1, "stopped": 0}]})
+
+    def on_reload(self, message: wm.Reload | wm.SetSetting) -> None:
+        found = {"file": "/etc/gpud/gpud.toml", "changed": [LIVE], "restart": [RESTART]}
+        self.reply(message, {**found, "set": LIVE})
+
+    on_setsetting = on_reload
+
+    def on_drain(self, message: wm.Drain) -> None:
+        self.reply(message, {"jobs": 3, "timeout_s": 30.0})
+
+    def on_follow(self, message: wm.Follow) -> None:
+        self.reply(message)
+        for number in range(3):
+            event = {"at_s": 1.75e9 + number, "event": "job-started", "n": number}
+            self.send(wm.Happened(event))
+        raise ConnectionAbortedError
 
 
 @contextmanager
 def scripted(path: Path, serve: Callable[[socket.socket], None] | None = None) -> Iterator[Peer]:
     """A `Peer` that listens at ``path``; ``serve`` replaces its handling of a connection."""
-    peer = Peer(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen(8)
-        thread = threading.Thread(target=_accept, args=(listener, serve or peer.serve))
-        thread.start()
+    peer = Peer(path, serve)
+    try:
         yield peer
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-    with suppress(OSError):
-        while True:
-            connection, _ = listener.accept()
-            serve(connection)
+    finally:
+        peer.close()

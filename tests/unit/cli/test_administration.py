@@ -21,7 +21,7 @@ def test_pause_and_resume_name_devices_and_what_is_there(
     assert capsys.readouterr().out == "device 0 (cpu:8) is paused: jobs: 1 running on, 2 waiting\n"
     assert main(["resume", "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["devices"][0]["paused"] is None
-    asked = [message[1:] for message in peer.asked_for(Pause)]
+    asked = [message[1:] for message in peer.of(Pause)]
     assert asked == [((0, 0), True, True), ((), False, False)]
     assert main(["pause", "--device", "7"]) == USAGE
     assert "there is no device 7; there are 0 (cpu:8)" in capsys.readouterr().err
@@ -30,7 +30,7 @@ def test_pause_and_resume_name_devices_and_what_is_there(
 def test_drain_says_what_is_waited_for(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", "--wait"]) == DONE  # the scripted daemon hangs up after three events
     assert "ends after 3 jobs, in 30.00 s at most" in capsys.readouterr().out
-    assert len(peer.asked_for(Drain)) == 1
+    assert len(peer.of(Drain)) == 1
 
 
 def test_who_has_paused_a_device_is_shown(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:

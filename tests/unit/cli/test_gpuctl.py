@@ -26,8 +26,8 @@ from gpud_client.cli import main
 from gpud_client.cli import queries as looking
 from gpud_client.cli.app import app
 from gpud_client.cli.exit_status import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
+from tests.support.fake_daemon import FakeDaemon
 from tests.unit.cli.scripted_daemon import ANSWERS, ENDED, RUNNING, Peer, scripted
-from tests.unit.client.fake_daemon import FakeDaemon
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
@@ -181,15 +181,15 @@ def test_a_wrong_choice_is_told_the_choices(capsys: pytest.CaptureFixture[str]) 
 def test_history_and_report_choose_jobs_alike(peer: Peer) -> None:
     chosen = ["--user", "7", "--until", "1970-01-02T00:00:00+00:00", "--state", "failed"]
     assert main(["history", *chosen]) == main(["report", *chosen]) == DONE
-    listed, added = (asked._replace(request=0) for asked in peer.asked_for(AskHistory))
+    listed, added = (asked._replace(request=0) for asked in peer.of(AskHistory))
     assert (listed.user, listed.until_s, listed.state, listed.by) == ("7", 86_400, "failed", None)
     assert added == listed._replace(by="user", limit=0)
 
 
 def test_limits_are_passed_on(peer: Peer) -> None:
     assert main(["history", "-n", "7"]) == main(["events", "--limit", "5"]) == DONE
-    assert [(query.topic, query.limit) for query in peer.asked_for(Query)] == [("events", 5)]
-    assert [asked.limit for asked in peer.asked_for(AskHistory)] == [7]
+    assert [(query.topic, query.limit) for query in peer.of(Query)] == [("events", 5)]
+    assert [asked.limit for asked in peer.of(AskHistory)] == [7]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_history_of_a_time(
     monkeypatch.setattr("gpud_client.cli.history.time.time", lambda: 1_000_000.5)
     arguments = ["--user", "alice", "--state", "failed", "--since", written, "--until", "0s"]
     assert main(["history", *arguments]) == DONE
-    (asked,) = peer.asked_for(AskHistory)
+    (asked,) = peer.of(AskHistory)
     assert asked[1:] == ("alice", since_s, 1_000_000, "failed", None, 20)
 
 
@@ -237,7 +237,7 @@ def test_a_report_adds_up(peer: Peer, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["report", "--by", "program", "--since", "7d"]) == DONE
     out = capsys.readouterr().out
     assert all(word in out for word in ("program", "train.py", "12", "34.5", "500 ms")), out
-    assert [asked.by for asked in peer.asked_for(AskHistory)] == ["program"]
+    assert [asked.by for asked in peer.of(AskHistory)] == ["program"]
 
 
 def test_doctor_fails_where_there_is_a_problem(
@@ -288,10 +288,10 @@ def test_config_says_what_a_change_does(peer: Peer, capsys: pytest.CaptureFixtur
         "grace is 3 s now",
         "policy is equal after a restart, and arrival until then",
     ]
-    (asked,) = peer.asked_for(SetSetting)
+    (asked,) = peer.of(SetSetting)
     assert asked[1:] == ("grace", "3 s")
     assert main(["config", "set", "grcae", "3 s"]) == USAGE
-    assert len(peer.asked_for(SetSetting)) == 1
+    assert len(peer.of(SetSetting)) == 1
     capsys.readouterr()
     assert main(["config", "reload"]) == DONE
     assert capsys.readouterr().out.startswith("grace is 3 s now\npolicy is equal after")
@@ -351,7 +351,7 @@ def test_resize_sends_the_exact_share(
     option: str, written: str, exact: Fraction, peer: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["resize", "3.17", f"--{option}", written]) == DONE
-    (sent,) = peer.asked_for(Resize)
+    (sent,) = peer.of(Resize)
     assert sent.job == (3, 17)
     pair = (exact.numerator, exact.denominator)
     assert (sent.quota, sent.reservation) == ((pair, None) if option == "quota" else (None, pair))
@@ -363,7 +363,7 @@ def test_resize_sends_the_exact_share(
 def test_resize_of_an_unknown_job(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resize", "8.8", "--quota", "1"]) == FAILED
     assert "no job 8.8 waits or runs" in capsys.readouterr().err
-    assert peer.asked_for(Resize) == []
+    assert peer.of(Resize) == []
 
 
 def test_cancel_goes_on_after_a_job_that_it_cannot_end(
@@ -376,7 +376,7 @@ def test_cancel_goes_on_after_a_job_that_it_cannot_end(
     assert out == "job 3.17 is being ended\n"
     assert "8.8: there is no job 8.8" in err
     assert "4.1 had ended before" in err
-    assert [message.job for message in peer.asked_for(Cancel)][1:] == [(8, 8), (4, 1), (3, 17)]
+    assert [message.job for message in peer.of(Cancel)][1:] == [(8, 8), (4, 1), (3, 17)]
     assert main(["cancel", "8.8", "3.17", "--json"]) == FAILED
     rows = json.loads(capsys.readouterr().out)["jobs"]
     assert [(row["id"], row["cancelled"]) for row in rows] == [("8.8", False), ("3.17", True)]
@@ -407,7 +407,7 @@ def test_follow_prints_events_until_the_daemon_goes(
     out, err = capsys.readouterr()
     events = [json.loads(line) for line in out.splitlines()]
     assert [event.get("n") for event in events] == [None, 0, 1, 2]
-    assert len(peer.asked_for(Follow)) == 1
+    assert len(peer.of(Follow)) == 1
     assert "is lost: it has ended" in err
 
 
@@ -589,7 +589,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_is_quiet(peer: Peer) -> None:
-    command = process("top", "--json", "--interval", "0.05", path=peer.path,
+    command = process("top", "--json", "--interval", "0.05", path=Path(peer.path),
                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     with command:
         assert command.stdout is not None
@@ -601,7 +601,7 @@ def test_ctrl_c_is_quiet(peer: Peer) -> None:
 
 
 def test_a_closed_pipe_is_quiet(peer: Peer) -> None:
-    command = process("top", "--json", "--interval", "0.05", path=peer.path,
+    command = process("top", "--json", "--interval", "0.05", path=Path(peer.path),
                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     with command:
         assert command.stdout is not None

@@ -252,23 +252,23 @@ def terminal(path: Path) -> Iterator[Terminal]:
 
 
 def test_keys_on_a_terminal(peer: Peer) -> None:
-    with terminal(peer.path) as screen:
+    with terminal(Path(peer.path)) as screen:
         screen.until_shown("q quit")
         screen.press("\x1b[B")
         screen.until_shown(r"> +3\.17")
         screen.press("r")
         screen.until_shown("new quota of job 3.17")
         screen.press("25%\r")
-        screen.until(lambda: peer.asked_for(Resize))
+        screen.until(lambda: peer.of(Resize))
         screen.press("c")
         screen.until_shown(r"cancel job 3\.17\? y/n")
         screen.press("y")
-        screen.until(lambda: peer.asked_for(Cancel))
+        screen.until(lambda: peer.of(Cancel))
         screen.press("q")
         screen.until(lambda: screen.process.poll() is not None)
         assert screen.process.returncode == DONE
-    assert peer.asked_for(Cancel)[0].job == (3, 17)
-    assert Fraction(*peer.asked_for(Resize)[0].quota) == 2
+    assert peer.of(Cancel)[0].job == (3, 17)
+    assert Fraction(*peer.of(Resize)[0].quota) == 2
 
 
 def test_it_goes_on_with_the_next_daemon() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import gpud_client as gc
-from tests.unit.client.fake_daemon import FakeDaemon
+from tests.support.fake_daemon import FakeDaemon
 
 
 @pytest.fixture

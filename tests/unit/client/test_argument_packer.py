@@ -13,7 +13,7 @@ import gpud_client as gc
 from gpud_client.arrays import ArrayBase
 from gpud_client.launch import argument_packer
 from gpud_client.launch.argument_packer import ArgumentPacker
-from tests.unit.client.fake_daemon import SAXPY, FakeDaemon
+from tests.support.fake_daemon import SAXPY, FakeDaemon
 
 
 def pack(kind: str, size: int, value: Any) -> bytes:

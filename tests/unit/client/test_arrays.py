@@ -11,8 +11,8 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
+from tests.support.fake_daemon import BASE, TIMEOUT_S, FakeDaemon
 from tests.support.waiting import until
-from tests.unit.client.fake_daemon import BASE, TIMEOUT_S, FakeDaemon
 
 
 def test_what_an_array_is(gpu: gc.Session, daemon: FakeDaemon) -> None:

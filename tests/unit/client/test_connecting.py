@@ -14,7 +14,7 @@ import gpud_client as gc
 from gpud.wire import messages as wm
 from gpud.wire.framing import frame
 from gpud_client.connection import daemon_socket
-from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
+from tests.support.fake_daemon import TIMEOUT_S, FakeDaemon
 
 
 def test_what_a_session_is(gpu: gc.Session, daemon: FakeDaemon) -> None:

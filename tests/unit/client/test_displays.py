@@ -12,7 +12,7 @@ from rich.console import Console
 import gpud_client as gc
 from gpud.wire import messages as wm
 from gpud_client.displays import Displayed
-from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
+from tests.support.fake_daemon import TIMEOUT_S, FakeDaemon
 
 ARGS = (2.0, None, None, 7)
 

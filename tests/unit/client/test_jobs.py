@@ -18,8 +18,8 @@ import gpud_client as gc
 from gpud.errors import IllegalAddress, JobCancelled
 from gpud.wire import messages as wm
 from gpud_client.launch import unretrieved
+from tests.support.fake_daemon import TIMEOUT_S, FakeDaemon
 from tests.support.waiting import until
-from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
 ARGS = (2.0, None, None, 7)
 

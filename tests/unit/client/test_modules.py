@@ -14,7 +14,7 @@ import pytest
 import gpud_client as gc
 from gpud.errors import KernelNotFound, KernelRejected
 from gpud.wire import messages as wm
-from tests.unit.client.fake_daemon import SAXPY, TIMEOUT_S, FakeDaemon, kernel
+from tests.support.fake_daemon import SAXPY, TIMEOUT_S, FakeDaemon, kernel
 
 
 def test_what_a_kernel_is(gpu: gc.Session, daemon: FakeDaemon) -> None:

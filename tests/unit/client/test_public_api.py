@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gpud_client as gc
-from tests.unit.client.fake_daemon import FakeDaemon
+from tests.support.fake_daemon import FakeDaemon
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "client.md"
 

@@ -15,7 +15,7 @@ import gpud_client as gc
 from gpud.wire import messages as wm
 from gpud_client.connection.channel import Channel
 from gpud_client.connection.protocol_state import ProtocolState
-from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
+from tests.support.fake_daemon import TIMEOUT_S, FakeDaemon
 
 ARGS = (2.0, None, None, 7)
 

@@ -12,7 +12,7 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from tests.unit.client.fake_daemon import SAXPY, FakeDaemon, kernel
+from tests.support.fake_daemon import SAXPY, FakeDaemon, kernel
 
 ARGS = (2.0, None, None, 7)
 

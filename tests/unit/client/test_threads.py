@@ -16,8 +16,8 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
+from tests.support.fake_daemon import TIMEOUT_S, FakeDaemon
 from tests.support.waiting import until
-from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
 ARGS = (2.0, None, None, 7)
 

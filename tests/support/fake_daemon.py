@@ -54,9 +54,11 @@ class FakeDaemon:
         finish_at_once: whether jobs are done as soon as they are submitted.
     """
 
-    def __init__(self, *, sms: int = 4, devices: int = 1, online_sms: Any = None) -> None:
+    def __init__(
+        self, *, sms: int = 4, devices: int = 1, online_sms: Any = None, path: Path | None = None
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpud-"))
-        self.path = str(self.folder / "s")
+        self.path = str(path or self.folder / "s")
         self.received: list[Any] = []
         self.answer: dict[type, Callable[[Any], None]] = {}
         self.kernels = [kernel("saxpy", SAXPY)]
@@ -177,15 +179,18 @@ class FakeDaemon:
             decoder.feed(data)
             for body in decoder.frames():
                 message = wm.CLIENT_PROTOCOL.decode(body, Sender.CLIENT)
-                with self.changed:
-                    self.received.append(message)
-                    self.changed.notify_all()
+                self.heard(message)
                 handler = self.answer.get(type(message))
                 if handler is None:
                     handler = getattr(self, f"on_{type(message).__name__.lower()}", None)
                 if handler is not None:
                     handler(message)
             self.may_read.wait(TIMEOUT_S)
+
+    def heard(self, message: Any) -> None:
+        with self.changed:
+            self.received.append(message)
+            self.changed.notify_all()
 
     def on_hello(self, message: wm.Hello) -> None:
         self.sessions += 1
