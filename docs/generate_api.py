@@ -142,9 +142,10 @@ def _signature(name: str, thing: Any) -> Iterator[str]:
         default = "" if one.default is one.empty else f" = {one.default!r}"
         parts.append(f"{one.name}: {one.annotation}{default}")
     line = f"{name}({', '.join(parts)})"
-    if len(line) > 96:
-        line = f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"
-    yield from ("```text", line, "```", "")
+    if len(line) <= 96:
+        yield from (f"`{line}`", "")
+        return
+    yield from ("```text", f"{name}(\n    " + ",\n    ".join(parts) + ",\n)", "```", "")
 
 
 def _prose(text: str) -> Iterator[str]:

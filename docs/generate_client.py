@@ -99,7 +99,13 @@ def _entry(thing: Any, level: str) -> Iterator[str]:
     yield from _prose(inspect.getdoc(thing) or "")
     if not inspect.isclass(thing):
         return
+    alike = _like_the_blocking(thing)
+    if alike:
+        names = ", ".join(f"`{name}`" for name in alike)
+        yield from (f"As in `{thing.__name__.removeprefix('Async')}`: {names}.", "")
     for name, member in sorted(_members(thing), key=lambda one: one[0]):
+        if name in alike:
+            continue
         yield f"{level}# `{thing.__name__}.{name}`"
         yield ""
         if isinstance(member, property):
@@ -107,6 +113,25 @@ def _entry(thing: Any, level: str) -> Iterator[str]:
         else:
             yield from _signature(name, member)
             yield from _prose(inspect.getdoc(member) or "")
+
+
+def _like_the_blocking(cls: type[Any]) -> list[str]:
+    """Return the members of a class for asyncio that are those of its blocking counterpart."""
+    other = getattr(gc, cls.__name__.removeprefix("Async"))
+    if other is cls:
+        return []
+    known = dict(_members(other))
+    return sorted(name for name, member in _members(cls) if _same(member, known.get(name)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, property) or isinstance(other, property):
+        return type(one) is type(other) and inspect.getdoc(one) == inspect.getdoc(other)
+    return (
+        other is not None
+        and inspect.signature(one) == inspect.signature(other)
+        and inspect.getdoc(one) == inspect.getdoc(other)
+    )
 
 
 def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
