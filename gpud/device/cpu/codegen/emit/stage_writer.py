@@ -182,8 +182,8 @@ class StageWriter:
         """Return whether ``ins`` needs the loop; ``last`` is the instruction at the stage's end."""
         if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
             return bool(ins.operands)
-        if is_check(ins):
-            return False
+        if is_poll(ins):
+            return False  # a bounds check counts: moved out of a loop, it may be alone in its stage
         if ins is last:
             if flags(ins.opcode) & BARRIER:
                 return offers(ins)
