@@ -1,12 +1,10 @@
 """Hostile rings: whatever a client writes in its lane, that lane ends and the others run on.
 
-GPUD_LANE_RINGS sets how many rings are tried at the device; 200 by default. A million at a live
-daemon come from `python -m campaigns.run rings`.
+A million at a live daemon come from `python -m campaigns.run rings`.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 import threading
@@ -20,7 +18,7 @@ from gpud.wire import lane_ring as ring
 from tests.support.raw_lane import RawLane
 from tests.unit.cpu.scheduling.lane_driver import LIMIT_S, LaneDriver
 
-RINGS = int(os.environ.get("GPUD_LANE_RINGS", "200"))
+RINGS = 200
 EDGES = (0, 1, 2, 31, 127, 128, 1023, 1024, 1025, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 WORDS = (ring.HEAD, ring.TAIL, ring.COMPLETED, ring.BEGUN, ring.LISTENING, ring.WANTED)
 
@@ -42,7 +40,7 @@ def scribble(lane: LaneDriver, chance: random.Random) -> None:
 
 
 def test_random_rings_disturb_nobody() -> None:
-    chance = random.Random(os.environ.get("GPUD_SEED", "lanes"))
+    chance = random.Random("lanes")
     with LaneDriver() as good:
         good.lane.resize(16)
         good.site("add")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import struct
 from collections.abc import Iterator
 
@@ -21,7 +20,7 @@ from gpud.errors import (
     from_wire,
 )
 from gpud.units import JobId
-from tests.unit.host.front_peer import GATE, RUNS, Peer, Session, row
+from tests.unit.host.front_peer import RUNS, Peer, Session, row
 
 TOTAL = 12  # task blocks of `Session.gated`
 
@@ -180,30 +179,6 @@ def test_the_tail_frees_room_as_blocks_leave(session: Session) -> None:
     assert peer.ended(job).complete
 
 
-def test_jobs_that_are_resized_at_random_run_every_task_block_once(session: Session) -> None:
-    peer, total, launches, chance = session.peer, 4000, 3, random.Random(5)
-    jobs = [session.new_job() for _ in range(4)]
-    session.words[: 2 + len(jobs) * total] = 0
-    session.open()
-    for index, job in enumerate(jobs):
-        parameters = session.pointer(2 + index * total) + session.pointer(GATE)
-        rows = [row(session.module, "gated", total, 32, parameters)] * launches
-        peer.start(job, session.number, rows, slices=index, online=index == 3)
-    for epoch in range(1, 200):
-        peer.send(
-            *(m.ResizeJob(JobId(job), 0, chance.choice((0, 1, 5, 16)), epoch) for job in jobs)
-        )
-    peer.send(*(m.ResizeJob(JobId(job), 0, 16, 200) for job in jobs))
-    ended = [peer.ended(job) for job in jobs]
-    assert [(one.error, one.complete, one.done) for one in ended] == [
-        (None, True, launches * total)
-    ] * len(jobs)
-    assert set(session.words[2 : 2 + len(jobs) * total]) == {launches}
-    for job in jobs:
-        epochs = [e.epoch for e in peer.events if isinstance(e, m.SlicesHeld) and e.job == job]
-        assert epochs == sorted(epochs)
-
-
 # -- ending --------------------------------------------------------------------------------------
 
 
@@ -253,13 +228,6 @@ def test_the_memory_of_a_session_with_a_job_stays_mapped(session: Session) -> No
     assert peer.ended(job).complete
 
 
-def test_what_a_kernel_prints(session: Session) -> None:
-    peer, job = session.peer, session.new_job()
-    peer.start(job, session.number, [row(session.module, "says", 3)])
-    lines = peer.ended(job).output.decode().splitlines()
-    assert sorted(lines) == ["block 0", "block 1", "block 2"]
-
-
 # -- chains --------------------------------------------------------------------------------------
 
 
@@ -291,15 +259,6 @@ def test_a_chain_can_be_started_again_and_again(session: Session) -> None:
         peer.start(job, session.number, rows, online=True)
     assert all(peer.ended(job).complete for job in jobs)
     assert session.words[0] == 20 * 3 * 2 * 32
-
-
-def test_a_thousand_empty_jobs(session: Session) -> None:
-    peer = session.peer
-    jobs = [session.new_job() for _ in range(1000)]
-    rows = [row(session.module, "empty")]
-    for job in jobs:
-        peer.start(job, session.number, rows)
-    assert all(peer.ended(job).complete for job in jobs)
 
 
 # -- what cannot be done -------------------------------------------------------------------------

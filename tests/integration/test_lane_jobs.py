@@ -169,17 +169,6 @@ def test_cancelling_a_launch_that_has_just_ended_leaves_the_next(
     assert out.get()[0] == 300 + done
 
 
-def test_errors_name_the_block_and_the_thread(gpu: gc.Session, lane: gc.Lane) -> None:
-    out = gpu.zeros(4, np.uint32)
-    wrong = gpu.kernel(SOURCE, "wrong")
-    errors = [wrong.submit(2, 4, (out,), stream=one).exception(LIMIT_S) for one in (None, lane)]
-    assert isinstance(errors[1], gc.IllegalAddress)
-    assert str(errors[0]) == str(errors[1])
-    assert (errors[1].kernel, errors[1].thread) == ("wrong", (2, 0, 0))
-    with pytest.raises(gc.IllegalAddress):
-        wrong.submit(2, 4, (out,), stream=lane).result(LIMIT_S)
-
-
 @pytest.mark.parametrize("where", ["lane", "no stream"])
 def test_jobs_that_end_while_somebody_begins_to_wait_are_told_once(
     gpu: gc.Session, lane: gc.Lane, where: str

@@ -81,13 +81,3 @@ def test_what_a_lane_lends_is_shown(gpu: gc.Session, beside: Beside) -> None:
         found = CliRunner().invoke(app, ["why", row["id"], "--socket", str(gpu.path)])
         assert "it is idle, and lends 1 SM until its next launch" in found.output
         assert "is to give 1 SM back then" in found.output
-
-
-def test_a_promise_is_kept_from_other_reservations(gpu: gc.Session, beside: Beside) -> None:
-    count, ran = gpu.kernel(SOURCE, "count"), gpu.zeros(1, np.uint32)
-    with gpu.lane(reservation=1):
-        beside.has(2)
-        job = count.submit(1, 1, (ran,), reservation=2, stream=gpu.stream())
-        until(lambda: job.state == "waiting")
-        assert not job.done()
-    job.result(timeout=LIMIT_S)
