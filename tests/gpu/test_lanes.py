@@ -19,12 +19,8 @@ test_reads_and_writes_of_an_array_wait_for_its_launches = (
 test_errors_name_kernel_block_and_array_as_on_the_ordinary_path = (
     lanes.test_errors_name_kernel_block_and_array_as_on_the_ordinary_path
 )
-test_output_arrives_with_its_job = lanes.test_output_arrives_with_its_job
 test_running_and_waiting_jobs_are_cancelled = lanes.test_running_and_waiting_jobs_are_cancelled
 test_a_sequence_is_one_job = lanes.test_a_sequence_is_one_job
-test_nonsense_in_the_ring_ends_that_lane_alone = (
-    lanes.test_nonsense_in_the_ring_ends_that_lane_alone
-)
 test_a_killed_clients_lane_is_closed_with_its_running_blocks = (
     lanes.test_a_killed_clients_lane_is_closed_with_its_running_blocks
 )

@@ -61,7 +61,6 @@ test_what_follows_a_failure_in_a_sequence_does_not_begin = (
 test_cancelling_a_launch_that_has_just_ended_leaves_the_next = (
     jobs.test_cancelling_a_launch_that_has_just_ended_leaves_the_next
 )
-test_errors_name_the_block_and_the_thread = jobs.test_errors_name_the_block_and_the_thread
 test_jobs_that_end_while_somebody_begins_to_wait_are_told_once = (
     jobs.test_jobs_that_end_while_somebody_begins_to_wait_are_told_once
 )
@@ -80,9 +79,6 @@ test_an_idle_lane_lends_its_share_and_has_it_for_each_launch = (
     lending.test_an_idle_lane_lends_its_share_and_has_it_for_each_launch
 )
 test_what_a_lane_lends_is_shown = lending.test_what_a_lane_lends_is_shown
-test_a_promise_is_kept_from_other_reservations = (
-    lending.test_a_promise_is_kept_from_other_reservations
-)
 test_closing_a_lane_cancels_what_is_in_it = ends.test_closing_a_lane_cancels_what_is_in_it
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc as gc_module
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -25,6 +29,15 @@ extern "C" __global__ void add(unsigned* out) { atomicAdd(out, 1u); }
 extern "C" __global__ void wrong(unsigned* out) { if (blockIdx.x == 3) out[1ll << 40] = 1; }
 extern "C" __global__ void print(unsigned value) { printf("%u;", value); }
 extern "C" __global__ void spin(volatile unsigned* flag) { while (!*flag) {} }
+"""
+CLIENT = """
+import sys, numpy as np, gpud_client as gc
+gpu = gc.connect(sys.argv[1])
+lane = gpu.lane(reservation=2)
+flag = gpu.zeros(1, np.uint32)
+gpu.kernel(sys.stdin.read(), "spin").submit(1, 1, (flag,), stream=lane)
+print("there", flush=True)
+lane.synchronize()
 """
 
 
@@ -291,3 +304,20 @@ def test_memory_of_arrays_comes_free_while_a_lane_is_open(gpu: gc.Session, lane:
     assert used(gpu) >= size
     del big
     until(lambda: used(gpu) < size)
+
+
+def test_a_killed_clients_lane_is_closed_with_its_running_blocks(gpu: gc.Session) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, gpu.path],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(SOURCE)
+    client.stdin.close()
+    assert client.stdout.readline() == "there\n"
+    os.kill(client.pid, signal.SIGKILL)
+    client.wait()
+    client.stdout.close()
+    with gpu.lane(reservation=2):  # which waits until the whole device is free
+        pass
