@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -75,6 +76,17 @@ def test_a_poll_stands_before_the_branch_back() -> None:
         "trap;",
     ]
     assert words.KILL == 60
+
+
+def test_loops_of_bounds_checks_have_none() -> None:
+    """A module with a variable, here a text: where the arena's test fails, a loop looks for it."""
+    source = """
+    __device__ int variable;
+    extern "C" __global__ void spin(volatile int* flag) { while (*flag == variable) {} }"""
+    text = compile_program(source, form="persistent").ptx
+    killable = text[text.index(".entry spin__gpud_killable") :]
+    assert "gpud_ranges" in killable
+    assert len(re.findall(r"setp\S* %gpud_kill_on_", killable)) == 1
 
 
 def test_only_killable_variants_change() -> None:

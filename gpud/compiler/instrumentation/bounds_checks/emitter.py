@@ -251,6 +251,11 @@ def _names(number: int) -> _Names:
     return _Names(number)
 
 
+def is_of_a_check(label: str) -> bool:
+    """Return whether a loop that begins at this label is a check's own, over rows or variables."""
+    return label.startswith((f"${STEM}again_", f"${STEM}search_"))
+
+
 def check_register(name: str, number: int) -> Register:
     """Return the register ``name``, one of ``_REGISTERS``, of the check ``number``."""
     return Register(f"%{STEM}{name}_{number}")

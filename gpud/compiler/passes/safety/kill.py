@@ -16,7 +16,7 @@ constant trip count (`gpud.compiler.analysis.trip_count`) counts as straight-lin
 Properties:
 * ``every_cycle``: a thread of a killable entry passes a poll in every iteration of every cycle of
   its control flow, natural loop or not, in the entry and in all functions that it reaches by direct
-  calls, except loops with a small constant trip count;
+  calls, except loops with a small constant trip count and those of bounds checks;
 * ``others stay``: other entries, and functions as other entries call them, are not changed;
 * functions called through pointers have no polls; their callers do, if they call them in a cycle.
 
@@ -37,6 +37,7 @@ from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
 from gpud.compiler.analysis.effects import TERMINATOR, flags
 from gpud.compiler.analysis.trip_count import bounded_loops
 from gpud.compiler.forms.classifier import Decision
+from gpud.compiler.instrumentation.bounds_checks.emitter import is_of_a_check
 from gpud.compiler.instrumentation.kill_polls import declarations, emit, leave, with_job
 from gpud.compiler.passes.builder import call_of_copy
 from gpud.compiler.ptx.model import (
@@ -118,7 +119,15 @@ class _Cycles:
         flow = self._call_graph.flow(name)
         edges = retreating_edges(flow)
         soon = bounded_loops(flow) if len(edges) == len(flow.back_edges) else ()
-        return list(dict.fromkeys(edge[0] for edge in edges if edge not in soon))
+        return list(
+            dict.fromkeys(
+                source
+                for source, target in edges
+                if (source, target) not in soon
+                # A check's own loops are short, and known by their code, which polls would change.
+                and not any(map(is_of_a_check, flow.blocks[target].labels))
+            )
+        )
 
     def within(self, entry: str) -> list[str]:
         """Return the functions, reached by direct calls of ``entry``, that need or reach polls."""
