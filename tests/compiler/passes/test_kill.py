@@ -79,7 +79,7 @@ def test_a_poll_stands_before_the_branch_back() -> None:
 
 
 def test_loops_of_bounds_checks_have_none() -> None:
-    """A module with a variable, here a text: where the arena's test fails, a loop looks for it."""
+    """A module with a variable: where the arena's test fails, a loop looks for it."""
     source = """
     __device__ int variable;
     extern "C" __global__ void spin(volatile int* flag) { while (*flag == variable) {} }"""
