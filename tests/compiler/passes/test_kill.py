@@ -81,8 +81,9 @@ def test_a_poll_stands_before_the_branch_back() -> None:
 def test_loops_of_bounds_checks_have_none() -> None:
     """A module with a variable: where the arena's test fails, a loop looks for it."""
     source = """
-    __device__ int variable;
-    extern "C" __global__ void spin(volatile int* flag) { while (*flag == variable) {} }"""
+    __device__ int variable[4];
+    extern "C" __global__ void read(int* out, int i) { *out = variable[i]; }
+    extern "C" __global__ void spin(volatile int* flag) { while (*flag == 0) {} }"""
     text = compile_program(source, form="persistent").ptx
     killable = text[text.index(".entry spin__gpud_killable") :]
     assert "gpud_ranges" in killable
