@@ -37,6 +37,7 @@ from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.abi.reserved_names import killable_variant, sliced_variant
 from gpud.compiler.analysis.block_shape import Shape
 from gpud.compiler.analysis.call_graph import call_graph
+from gpud.compiler.analysis.launch_shared import with_launch_shared
 from gpud.compiler.analysis.name_checks import check_variant_names
 from gpud.compiler.cache import Cache
 from gpud.compiler.dump import Dump
@@ -229,6 +230,7 @@ class Compilation:
             self._write("print", "ptx", ptx)
             names = shown_names(flat.entries(), self.lowered_names)
             words = self._pointer_types(flat.entries(), names)
+            sized = with_launch_shared(flat)
             kernels = {
                 name: kernel_info(
                     flat,
@@ -236,6 +238,7 @@ class Compilation:
                     decisions[name],
                     names,
                     killable=name in killable,
+                    launch_shared=name in sized,
                     points_to=words.get(name, ()),
                 )
                 for name, entry in flat.entries().items()

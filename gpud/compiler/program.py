@@ -39,6 +39,7 @@ __all__ = [
     "Site",
     "SymbolInfo",
     "has_sliced_variant",
+    "kernel_from",
     "kernel_info",
     "kernel_of",
     "killable_variant",
@@ -115,6 +116,7 @@ class KernelInfo:
         max_block: ``.maxntid``, None if it is not given.
         required_block: ``.reqntid``, None if it is not given.
         shared_bytes: Static shared memory of the kernel before rewriting, in bytes.
+        launch_shared: Whether it uses shared memory of which the launch gives the size.
         line: Its line in the PTX before rewriting.
     """
 
@@ -133,6 +135,7 @@ class KernelInfo:
     max_block: tuple[int, int, int] | None
     required_block: tuple[int, int, int] | None
     shared_bytes: int
+    launch_shared: bool
     line: int
 
     @property
@@ -257,7 +260,7 @@ class Program:
                 texts.append(str(rest[:length], "utf-8", "surrogatepass"))
                 rest = rest[length:]
             meta = json.loads(texts[0])
-            kernels = [_kernel(plain) for plain in meta["kernels"]]
+            kernels = [kernel_from(plain) for plain in meta["kernels"]]
             symbols = [SymbolInfo(**plain) for plain in meta["symbols"]]
             return cls(
                 texts[1],
@@ -305,6 +308,7 @@ def kernel_info(
     names: Mapping[str, str],
     *,
     killable: bool = False,
+    launch_shared: bool = False,
     points_to: Sequence[str] = (),
 ) -> KernelInfo:
     """Describe a kernel of a flat module, before rewriting.
@@ -315,6 +319,7 @@ def kernel_info(
         decision: The decision on its form.
         names: Those that people are shown, by PTX name.
         killable: Whether it gets variants with kill polls.
+        launch_shared: Whether it uses shared memory of which the launch gives the size.
         points_to: The type words of its parameters, if they are known.
     """
     return KernelInfo(
@@ -333,6 +338,7 @@ def kernel_info(
         max_block=_extents(entry, ".maxntid"),
         required_block=_extents(entry, ".reqntid"),
         shared_bytes=layout_bytes(_shared(module, entry)),
+        launch_shared=launch_shared,
         line=entry.line,
     )
 
@@ -397,8 +403,12 @@ def _extents(entry: Function, directive: str) -> tuple[int, int, int] | None:
     return None
 
 
-def _kernel(plain: dict[str, Any]) -> KernelInfo:
-    """Build a kernel from JSON; raise `ValueError`, `KeyError` or `TypeError` if malformed."""
+def kernel_from(plain: dict[str, Any]) -> KernelInfo:
+    """Build a kernel from ``asdict`` of one.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is malformed.
+    """
     extents = {
         key: None if plain[key] is None else tuple(plain[key])
         for key in ("max_block", "required_block")

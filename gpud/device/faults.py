@@ -21,9 +21,9 @@ from typing import Any
 from gpud.compiler.abi.fast_division import coordinates
 from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
 from gpud.device.readable import UNREADABLE, ReadableRanges
-from gpud.errors import IllegalAddress, KernelTrap
+from gpud.errors import IllegalAddress, KernelRejected, KernelTrap, from_wire
 
-__all__ = ["error_of", "printable"]
+__all__ = ["error_of", "line_of", "printable", "without_line"]
 
 _TEXT_BYTES = 4096
 """Longest string of an assertion that is read."""
@@ -41,6 +41,7 @@ def error_of(
     grid: Dim3,
     launch: int | None = None,
     space: str = "global",
+    text: str = "",
     line: int | None = None,
 ) -> IllegalAddress | KernelTrap:
     """Return the error for a fault.
@@ -52,7 +53,8 @@ def error_of(
         grid: the grid as the user gave it.
         launch: the launch's index in the job, None if the job has only one.
         space: the state space of ``record.address``.
-        line: line of the loaded PTX, if no site is known.
+        text: the loaded PTX, and
+        line: a line of it, if no site is known: the error quotes the instruction.
     """
     place: dict[str, Any] = {
         "kernel": kernel,
@@ -60,7 +62,7 @@ def error_of(
         "task_block": _task_block(record.claim, grid),
         "thread": record.thread,
         "site": None if record.site < 0 else record.site,
-        "line": line,
+        "instruction": None if line is None or record.site >= 0 else line_of(text, line),
     }
     if record.kind in (FaultKind.ADDRESS, FaultKind.MISALIGNED):
         misaligned = record.kind == FaultKind.MISALIGNED
@@ -81,6 +83,24 @@ def error_of(
         file_line=record.line,
         **place,
     )
+
+
+def line_of(text: str, line: int) -> str | None:
+    """Return a line of a program, which users do not see: they are told the instruction."""
+    lines = text.split("\n", line)
+    return lines[line - 1].strip() if 0 < line <= len(lines) else None
+
+
+def without_line(error: KernelRejected, text: str) -> KernelRejected:
+    """Return the error with the instruction in place of its line in the loaded PTX, ``text``."""
+    if error.line is None:
+        return error
+    told = error.to_wire()
+    told["message"] = error.message.replace(f" (PTX line {error.line})", "")
+    told["fields"] |= {"instruction": line_of(text, error.line), "line": None}
+    made = from_wire(told)
+    assert isinstance(made, KernelRejected)
+    return made
 
 
 def printable(text: bytes | None) -> str:

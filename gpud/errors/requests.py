@@ -25,6 +25,11 @@ __all__ = [
     "UnsupportedTarget",
 ]
 
+_NAMES_SHOWN = 64
+# To compare two names takes time as the product of their lengths.
+_NAMES_COMPARED = 256
+_COMPARED_LETTERS = 100
+
 
 class CompileError(CallerError):
     """The source did not compile.
@@ -169,8 +174,10 @@ class KernelNotFound(CompileError, LookupError):
     ) -> None:
         detail = f": {cause}" if cause else ""
         if available is not None:
-            detail += f"; it defines {', '.join(available) or 'no kernel'}"
-        near = get_close_matches(name.partition("<")[0], available or (), 1)
+            shown = ", ".join(map(shorten, available[:_NAMES_SHOWN])) or "no kernel"
+            more = len(available) - _NAMES_SHOWN
+            detail += f"; it defines {shown}" + (f" and {more} more" if more > 0 else "")
+        near = _similar(name.partition("<")[0], available or ())
         if near and near[0] != name.partition("<")[0]:
             hint = f"Did you mean {near[0]!r}?"
         elif available is not None and not cause and "<" in name:
@@ -183,6 +190,14 @@ class KernelNotFound(CompileError, LookupError):
         message = f"no kernel {name!r} in this program{detail}. {hint}"
         known = None if available is None else tuple(available)
         GpudError.__init__(self, message, log=log, name=name, available=known)
+
+
+def _similar(name: str, known: Sequence[str]) -> list[str]:
+    """Return the known name that is most like ``name``, if one is; long names are not compared."""
+    if len(name) > _COMPARED_LETTERS:
+        return []
+    short = [one for one in known[:_NAMES_COMPARED] if len(one) <= _COMPARED_LETTERS]
+    return get_close_matches(name, short, 1)
 
 
 REJECTIONS: Mapping[str, str] = {

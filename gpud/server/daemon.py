@@ -30,6 +30,7 @@ from gpud.server.hosts.gpu_monitors import GpuMonitors
 from gpud.server.hosts.interface import HOST_COMMAND, Connect
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors, systemd
+from gpud.server.ipc.event_loop import loop_factory
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.metrics_endpoint import MetricsEndpoint
 from gpud.server.parts import make_parts
@@ -364,7 +365,7 @@ def run(config: Config) -> int:
     """
     logs.set_up(config.log_level, config.log_format)
     file_descriptors.raise_limit()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config))
 
 
@@ -419,12 +420,3 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

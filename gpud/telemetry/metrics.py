@@ -57,6 +57,13 @@ METRICS = (
     Metric("gpud_uptime_seconds", "gauge", "seconds", "since the daemon was started"),
     Metric("gpud_draining", "gauge", "", "1: it takes no new jobs, because it ends"),
     Metric("gpud_clients", "gauge", "", "connections"),
+    Metric(
+        "gpud_event_loop_stalls", "counter", "",
+        "callbacks of the daemon's event loop that took more than 50 ms: all clients waited",
+    ),
+    Metric(
+        "gpud_event_loop_longest_stall_seconds", "gauge", "seconds", "the longest callback so far"
+    ),
     Metric("gpud_jobs", "gauge", "", "jobs that have not ended", ("state",)),
     Metric("gpud_ended_jobs", "counter", "", "jobs that have ended", ("state",)),
     Metric(
@@ -190,6 +197,10 @@ def _values(
             yield (), float(status["draining"])
         case "gpud_clients":
             yield (), status["clients"]
+        case "gpud_event_loop_stalls":
+            yield (), status["loop_stalls"]
+        case "gpud_event_loop_longest_stall_seconds":
+            yield (), status["loop_longest_stall_s"]
         case "gpud_jobs":
             for state in ("waiting", "running"):
                 yield (state,), status["jobs"].get(state, 0)

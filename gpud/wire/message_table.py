@@ -121,21 +121,24 @@ class MessageTable:
         except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
-    def encode_with(self, message: Any, parts: Sequence[bytes]) -> list[bytes]:
-        """Encode a message whose last field is already packed.
+    def encode_with(self, message: Any, field: str, parts: Sequence[bytes]) -> list[bytes]:
+        """Encode a message of which a field is already packed.
 
         Args:
-            message: the message, with None as its last field.
-            parts: the packed last field, in pieces.
+            message: the message, with None as that field.
+            field: its name.
+            parts: the packed field, in pieces.
 
         Returns:
-            The frame in pieces, of which ``parts`` are the last.
+            The frame in pieces, ``parts`` among them.
         """
-        *fields, last = message
-        assert last is None
-        nil = msgpack.packb(None)
-        head = bytes(msgpack.packb((self.codes[type(message)], *fields, None))).removesuffix(nil)
-        return [header(len(head) + sum(map(len, parts))) + head, *parts]
+        at = message._fields.index(field)
+        assert message[at] is None
+        packer = _Packer()
+        head = packer.pack_array_header(1 + len(message))
+        head += b"".join(map(packer.pack, (self.codes[type(message)], *message[:at])))
+        rest = b"".join(map(packer.pack, message[at + 1 :]))
+        return [header(len(head) + sum(map(len, parts)) + len(rest)) + head, *parts, rest]
 
     def check(self, message: _T) -> _T:
         """Validate a message before it is sent; return it as its receiver will decode it.

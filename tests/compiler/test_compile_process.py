@@ -25,7 +25,6 @@ from gpud.compiler.process.messages import (
     CompileJob,
     CompileReady,
 )
-from gpud.compiler.program import Program
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -38,6 +37,7 @@ from gpud.errors import (
 )
 from gpud.wire.framing import FrameDecoder, frame
 from gpud.wire.message_table import Sender
+from gpud.wire.packed_rows import PackedRows
 
 SCALE = 'extern "C" __global__ void scale(float a, float* x) { x[threadIdx.x] *= a; }'
 TEMPLATE = "template <class T> __global__ void fill(T* x, T a) { x[threadIdx.x] = a; }"
@@ -114,10 +114,10 @@ def test_programs_come_back_in_order_and_errors_do_not_end_it(front: Front, cach
     assert [one.ticket for one in found] == [1, 2, 3, 4]
     assert isinstance(found[1], CompileFailed)
     assert isinstance(from_wire(found[1].error), CompileError)
-    first = Program.decode(found[0].program)
-    assert first.kernel("scale").parameters[1].size == 8
-    assert found[3].program == found[0].program
-    assert set(Program.decode(found[2].program).lowered_names) == {"fill<float>", "fill<int>"}
+    described = PackedRows(found[0].descriptions)[0]
+    assert [size for _, _, size, _, _ in described["parameters"]] == [4, 8]
+    assert found[3] == found[0]._replace(ticket=4)
+    assert set(found[2].names) == {"fill<float>", "fill<int>"}
     assert len(list(Path(cache_dir).glob("*.entry"))) == 2
 
 
@@ -187,7 +187,7 @@ def test_every_refusal_is_an_error_of_the_tree(job: CompileJob, kind: type[Excep
 def test_cuda_is_compiled_for_the_device(sm: int | None, target: int) -> None:
     done = compile_job(CompileJob(1, SCALE, sm=sm, cache_dir=""))
     assert isinstance(done, CompileDone)
-    assert f".target sm_{target}\n" in Program.decode(done.program).ptx
+    assert f".target sm_{target}\n" in done.ptx
 
 
 def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,7 +13,6 @@ from gpud.compiler import dump_folder
 from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.process.main import ProcessRules, compile_job
 from gpud.compiler.process.messages import CompileDone, CompileFailed, CompileJob
-from gpud.compiler.program import Program
 from gpud.compiler.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_75\n.address_size 64\n"
@@ -21,12 +20,12 @@ BOTH = HEAD + ".visible .entry first() { ret; }\n.visible .entry second() { ret;
 BLOCK = (32, 1, 1)
 
 
-def dumped(folder: Path, source: str, *kernels: str) -> Program:
+def dumped(folder: Path, source: str, *kernels: str) -> CompileDone:
     """Compile as a compile process does that dumps ``kernels`` to ``folder``."""
     rules = ProcessRules(dumps=DumpFolder(folder, kernels or ("*",)))
     answer = compile_job(CompileJob(1, source, cache_dir=""), rules)
     assert isinstance(answer, CompileDone)
-    return Program.decode(answer.program)
+    return answer
 
 
 def names(folder: Path) -> list[str]:
@@ -37,7 +36,7 @@ def named(program: int) -> str:
     return f"{HEAD}.visible .entry k{program}() {{ ret; }}\n"
 
 
-def write_ir(folder: Path, program: Program, entry: str, ir: str = "define") -> None:
+def write_ir(folder: Path, program: CompileDone, entry: str, ir: str = "define") -> None:
     DumpFolder(folder, ("first", "second")).kernel(
         program.ptx, parse(program.ptx).entries(), entry, BLOCK, ir
     )

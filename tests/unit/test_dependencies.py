@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The process that compiles for the daemon talks to it as the device hosts do.
     "gpud.compiler.process.main": ("gpud.compiler", "gpud.errors", "gpud.wire"),
     "gpud.compiler.process.messages": ("gpud.wire",),
+    "gpud.compiler.process.answer": ("gpud.compiler", "gpud.errors", "gpud.wire"),
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
@@ -92,6 +93,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "gpud.server.logs",
         "gpud.__version__",
     ),
+    "gpud.server.ipc.event_loop": ("uvloop",),
     "gpud.server.ipc": ("gpud.units", "gpud.errors", "gpud.wire"),
     "gpud.server.state": (*BELOW_STATE, "gpud.server.ipc"),
     "gpud.server.workloads": (*BELOW_STATE, *LAYERS[:2]),

@@ -93,9 +93,11 @@ def test_an_illegal_address() -> None:
 
 def test_a_misaligned_address_in_a_space_without_a_site() -> None:
     record = RECORD._replace(kind=FaultKind.MISALIGNED, site=-1, claim=None)
-    error = error_of(record, NOTHING, kernel="k", grid=GRID, space="shared", line=12)
+    text = "ret;\n  st.shared.u32 [%r1], 1;\n"
+    error = error_of(record, NOTHING, kernel="k", grid=GRID, space="shared", text=text, line=2)
     assert isinstance(error, IllegalAddress)
-    assert (error.misaligned, error.space, error.site, error.line) == (True, "shared", None, 12)
+    assert (error.misaligned, error.space, error.site, error.line) == (True, "shared", None, None)
+    assert error.instruction == "st.shared.u32 [%r1], 1;", "nobody has that line but gpud"
     assert error.task_block is None
 
 

@@ -34,6 +34,7 @@ from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.process.allowlist import check_includes, check_options
+from gpud.compiler.process.answer import answer
 from gpud.compiler.process.child_process import (
     as_gpud_error,
     exit_on_disconnect,
@@ -162,7 +163,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
             if dump is not None:
                 dump.done(program)
         _check_size(program, rules.program_bytes)
-        return CompileDone(job.ticket, program.encode())
+        return answer(job.ticket, program, job.names)
     except Exception as error:  # noqa: BLE001  (every error goes to the client)
         if isinstance(error, InternalError):
             _evict_failures(_cache(job.cache_dir))

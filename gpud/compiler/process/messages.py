@@ -85,7 +85,20 @@ class CompileDone(NamedTuple):
     """A program is ready."""
 
     ticket: Ticket
-    program: Annotated[bytes, blob(1 << 27), "`gpud.compiler.program.Program.encode`"]
+    ptx: Annotated[str, text(1 << 26), "the rewritten program"]
+    kernels: Annotated[
+        bytes, blob(1 << 26), "`PackedRows`: [`KernelInfo` without parameters, their bytes]"
+    ]
+    descriptions: Annotated[bytes, blob(1 << 26), "`PackedRows`: those of `Compiled.kernels`"]
+    sites: Annotated[bytes, blob(1 << 27), "`PackedRows`: the fields of each fault site"]
+    entries: Annotated[dict[str, int], plain(), "the index of each kernel by its name in the PTX"]
+    names: Annotated[dict[str, int], plain(), "that of `Compiled.names`"]
+    symbols: Annotated[dict[str, int], plain(), "the size of each variable in bytes"]
+    variables: Annotated[list[str], plain(), "those of its own that kernels can write"]
+    block: Annotated[
+        list[Any], plain(), "`gpud.compiler.variables.Block`: size, offsets, pieces, relocations"
+    ]
+    log: Annotated[str, text(1 << 24), "the compiler's log"]
 
 
 @_process(65)

@@ -85,7 +85,9 @@ class Answers:
 
         def send(value: Any) -> None:
             # May be several MiB, so the pieces are not joined.
-            for piece in wm.CLIENT_PROTOCOL.encode_with(wm.Answer(request), _packed(value)):
+            for piece in wm.CLIENT_PROTOCOL.encode_with(
+                wm.Answer(request), "value", _packed(value)
+            ):
                 session.stream.send_frame(piece)
 
         self.make(session, request, steps, send)

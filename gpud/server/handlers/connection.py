@@ -19,6 +19,7 @@ from typing import Any
 
 from gpud.errors import FrameError, GpudError, ProtocolError
 from gpud.server.handlers.submission import refuse
+from gpud.server.ipc.event_loop import STALLS
 from gpud.server.ipc.stream import Limits, Outbox, Stream
 from gpud.server.state.access import Peer
 from gpud.server.state.quota import User
@@ -105,6 +106,7 @@ class Connection:
         session = self.session
         try:
             message = self._decode(body, _CLIENT)
+            STALLS.handling = type(message)
             if session is None:
                 self._hello(message)
                 return

@@ -16,6 +16,7 @@ from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
+from gpud.server.ipc.event_loop import LIMIT_S, STALLS
 from gpud.server.ipc.file_descriptors import DescriptorBudget
 from gpud.server.shared import SharedState
 from gpud.server.state.access import user_name
@@ -64,7 +65,7 @@ class Doctor:
                 opened += counted
                 yield
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        loop = type(self._loop).__module__.partition(".")[0]
+        loop = getattr(self._loop, "kind", type(self._loop).__module__.partition(".")[0])
         draining = (
             "it drains, and takes no new jobs: wait for those that gpuctl ps shows, or cancel them"
         )
@@ -79,9 +80,7 @@ class Doctor:
                 f"pid {os.getpid()}, user {user_name(os.geteuid())}, {cpu_s:.1f} s of processor "
                 f"time, {_resident_bytes() >> 20} MiB of memory",
             ),
-            _check(
-                "event loop", loop, "" if loop == "uvloop" else "install uvloop: it answers sooner"
-            ),
+            _check("event loop", *_event_loop(loop)),
             _check(
                 "open files",
                 f"{opened} of {most}",
@@ -124,6 +123,17 @@ class Doctor:
             return "on", ""
         hint = "kernels can reach other sessions' memory; turn them on"
         return f"off, by {self._state.config.origin('bounds_checks')}", hint
+
+
+def _event_loop(kind: str) -> tuple[str, str]:
+    """Return what is to be said of the event loop, and a hint."""
+    longest = f"longest callback {STALLS.longest_s * 1e3:.0f} ms"
+    if STALLS.longest:
+        longest += f" ({STALLS.longest})"
+    detail = f"{kind}, {longest}, {STALLS.count} over {LIMIT_S * 1e3:.0f} ms"
+    if STALLS.count:
+        return detail, "everybody waited for these: the log names them; report them"
+    return detail, "" if kind == "uvloop" else "install uvloop: it answers sooner"
 
 
 def _check(name: str, detail: str, hint: str = "", problem: bool = False) -> dict[str, Any]:

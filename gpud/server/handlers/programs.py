@@ -14,7 +14,6 @@ from gpud.server.hosts.task_turns import TaskTurns
 from gpud.server.state.arenas import Arenas
 from gpud.server.state.modules import CompiledProgram, Modules
 from gpud.server.state.session import Session
-from gpud.server.state.symbolizer import symbolized_rejection
 from gpud.wire import messages as wm
 
 __all__ = ["ProgramRequests"]
@@ -126,17 +125,19 @@ class ProgramRequests:
                 session.fail(request, error)
                 return
             self._modules[module.number] = session.modules[module.number] = module
-            session.send(
-                wm.Compiled(
-                    request,
-                    module.number,
-                    program.descriptions,
-                    program.names,
-                    program.symbols,
-                    program.log,
-                    module.addresses,
-                )
+            none: Any = None
+            answer = wm.Compiled(
+                request,
+                module.number,
+                none,
+                program.names,
+                program.symbols,
+                program.log,
+                module.addresses,
             )
+            kernels = program.descriptions.array()  # may be MiB, so the pieces are not joined
+            for piece in wm.CLIENT_PROTOCOL.encode_with(answer, "kernels", kernels):
+                session.stream.send_frame(piece)
 
         self._variables.place(session, module, placed)
 
@@ -167,7 +168,7 @@ class ProgramRequests:
             if session.gone:
                 return
             if error is not None:
-                session.fail(message.request, symbolized_rejection(error, module.program))
+                session.fail(message.request, error)
                 return
             form = str(kernel.info.form_for(message.block))
             module.measured[shape] = (value, form)

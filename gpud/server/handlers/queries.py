@@ -22,6 +22,7 @@ from gpud.server.handlers.job_rows import JobRows
 from gpud.server.handlers.workload_rows import WorkloadRows
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
+from gpud.server.ipc.event_loop import STALLS
 from gpud.server.shared import SharedState
 from gpud.server.state.access import may_manage, user_name
 from gpud.server.state.modules import Module
@@ -126,6 +127,8 @@ class Queries:
             "draining": self._runner.draining,
             "socket": str(self._state.config.socket),
             "devices": self._device_rows.rows(loads),
+            "loop_stalls": STALLS.count,
+            "loop_longest_stall_s": STALLS.longest_s,
             "clients": self._state.descriptors.connections,
             "sessions": len(self._state.sessions),
             "jobs": dict(sorted(states.items())),
@@ -144,7 +147,7 @@ class Queries:
             if not may_manage(session.peer, other.uid):
                 continue
             for module in list(other.modules.values()):
-                kernels += ((other, module, index) for index in range(len(module.program.kernels)))
+                kernels += ((other, module, index) for index in range(module.program.kernel_count))
                 yield
 
         def row(one: tuple[Session, Module, int]) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from gpud.errors import GpudError, InvalidArgument, UnknownName
+from gpud.errors.base import shorten
 from gpud.server.hosts.device_memory import MOST_PARTS, DeviceArrays
 from gpud.server.hosts.devices import Devices
 from gpud.server.ipc.child_process import OnReply
@@ -28,6 +30,7 @@ __all__ = ["REQUEST_BYTES", "VariableRequests"]
 REQUEST_BYTES = 1024
 """Charged for a request that waits for its answer, beside its data."""
 
+_NAMES_TOLD = 16  # in an error
 _MESSAGE_BYTES = 4096  # of an answer's frame, beside the bytes of a variable
 
 Placed = Callable[[GpudError | None], None]
@@ -198,7 +201,8 @@ class VariableRequests:
         module = session.module(message.module)
         known = module.program.symbols.get(message.name)
         if known is None:
-            names = ", ".join(module.program.symbols) or "none"
+            names = ", ".join(map(shorten, islice(module.program.symbols, _NAMES_TOLD))) or "none"
+            names += ", ..." if len(module.program.symbols) > _NAMES_TOLD else ""
             raise UnknownName(f"the module has no variable {message.name!r}; it has {names}")
         if message.offset + size > known:
             raise InvalidArgument(

@@ -35,8 +35,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from gpud.compiler.process.messages import CompileDone, CompileFailed
-from gpud.compiler.program import Program
-from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
+from gpud.errors import CompileError, GpudError, InternalError, from_wire
 from gpud.processes.culprits import Culprits, Verdict
 from gpud.processes.fair_order import FairOrder
 from gpud.server.hosts.compile_process import CompileProcess, Source
@@ -262,9 +261,7 @@ class CompilePool:
             self._answer(source, None, from_wire(message.error))
         else:
             try:
-                program = _program(message.program, source.names)
-            except KernelNotFound as error:
-                self._answer(source, None, error)
+                program = CompiledProgram(message)
             except ValueError as error:
                 problem = InternalError(f"the compile process sent {error}", stage="server")
                 self._answer(source, None, problem)
@@ -294,13 +291,3 @@ class CompilePool:
         while self._cached_bytes > _CACHE_BYTES and len(self._cached) > 1:
             oldest, dropped = self._cached.popitem(last=False)
             self._cached_bytes -= dropped.size_bytes + oldest.size_bytes
-
-
-def _program(data: bytes, names: tuple[str, ...]) -> CompiledProgram:
-    """Decode a process's result; every requested name must be that of one of its kernels."""
-    program = Program.decode(data)
-    for name in names:
-        if program.lowered_names.get(name, name) not in program.kernels:
-            known = [kernel.name for kernel in program.kernels.values()]
-            raise KernelNotFound(name, known, log=program.log)
-    return CompiledProgram(program, names)

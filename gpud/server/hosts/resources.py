@@ -269,7 +269,7 @@ class ResourceRegistry:
         """Compile a kernel for a block shape; replies M."""
         number = module.number
         index, block, shared, killable = shape
-        entry = module.program.kernels[index].info.entry_for(block, killable=killable)
+        entry = module.program.kernel(index).info.entry_for(block, killable=killable)
 
         def measured(value: Any, error: GpudError | None) -> None:
             if error is None and number in self._modules:  # else it was unloaded meanwhile

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpud.errors import GpudError, ProtocolError, from_wire
+from gpud.server.ipc.event_loop import STALLS
 from gpud.server.ipc.stream import Limits, Outbox, Stream
 from gpud.wire.framing import FrameError
 from gpud.wire.message_table import MessageTable, Sender
@@ -195,6 +196,7 @@ class ChildProcess:
         except ProtocolError as error:
             self.kill(f"sent what is no message: {error}")
             return
+        STALLS.handling = type(message)
         try:
             self._handlers[type(message)](message)
         except Exception:  # noqa: BLE001 - one message of one child must not stop the loop

@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpud.compiler.forms.form import Form
-from gpud.compiler.program import KernelInfo, Program, rejection
+from gpud.compiler.process.messages import CompileDone
+from gpud.compiler.program import Site, kernel_from
+from gpud.compiler.variables import Block
 from gpud.server.state.numbers import number_after
 from gpud.units import SessionId
+from gpud.wire.packed_rows import PackedRows
 
 __all__ = ["CompiledProgram", "Kernel", "Module", "Modules", "Shape"]
 
@@ -21,68 +24,92 @@ it is the kernel's variant with kill polls)."""
 
 
 class Kernel:
-    """A kernel of a compiled program."""
+    """A kernel of a compiled program.
+
+    Args:
+        row: of `gpud.compiler.process.messages.CompileDone.kernels`.
+    """
 
     __slots__ = ("entry", "info", "name", "parameter_bytes", "rejected")
 
-    def __init__(self, info: KernelInfo) -> None:
-        self.info = info
+    def __init__(self, row: list[Any]) -> None:
+        told, self.parameter_bytes = row
+        self.info = info = kernel_from(told)
         self.name = info.name
         self.entry = info.entry
         self.rejected = info.form is Form.REJECTED
-        last = info.parameters[-1] if info.parameters else None
-        self.parameter_bytes = 0 if last is None else last.offset + last.size
-
-    def describe(self) -> dict[str, Any]:
-        """Return the kernel's description in `gpud.wire.messages.Compiled`."""
-        info = self.info
-        return {
-            "name": info.name,
-            "entry": info.entry,
-            "form": str(info.form),
-            "exit_aware": info.exit_aware,
-            "why": [str(reason) for reason in info.why],
-            "parameters": [[p.name, p.kind, p.size, p.align, p.offset] for p in info.parameters],
-            "points_to": [p.points_to for p in info.parameters],
-            "shared_bytes": info.shared_bytes,
-            "max_threads": info.max_threads,
-            "killable": info.killable,
-            "cooperative": info.cooperative,
-            "rejected": rejection(info).to_wire() if self.rejected else None,
-        }
 
 
 class CompiledProgram:
-    """A compiled program: its descriptions for clients, and the PTX for device hosts."""
+    """A compiled program: its descriptions for clients, and the PTX for device hosts.
+
+    Thousands of kernels and sites are unpacked when they are asked for: see
+    `gpud.compiler.process.answer`.
+    """
 
     __slots__ = (
-        "block", "descriptions", "kernels", "log", "names", "ptx", "sites", "symbols", "variables",
-    )  # fmt: skip
+        "_entries",
+        "_kernels",
+        "_made",
+        "_sites",
+        "block",
+        "descriptions",
+        "log",
+        "names",
+        "ptx",
+        "symbols",
+        "variables",
+    )
 
-    def __init__(self, program: Program, names: tuple[str, ...]) -> None:
-        self.ptx = program.ptx
-        self.log = program.log
-        self.sites = program.sites
-        self.block = program.block
-        self.kernels = tuple(map(Kernel, program.kernels.values()))
-        self.descriptions = [kernel.describe() for kernel in self.kernels]
-        index = {kernel.entry: at for at, kernel in enumerate(self.kernels)}
-        lowered = program.lowered_names
-        self.names = {name: index[entry] for name, entry in lowered.items()}
-        self.names |= {name: index[lowered.get(name, name)] for name in names}
-        self.symbols = {symbol.name: symbol.size for symbol in program.symbols.values()}
-        self.variables = frozenset(
-            symbol.name
-            for symbol in program.symbols.values()
-            if symbol.space != "const" and symbol.offset is None
-        )  # those of its own that kernels can write
+    def __init__(self, done: CompileDone) -> None:
+        self.ptx = done.ptx
+        self.log = done.log
+        self.descriptions = PackedRows(done.descriptions)
+        self.names = done.names
+        self.symbols = done.symbols
+        self.variables = frozenset(done.variables)  # those of its own that kernels can write
+        size, offsets, pieces, relocations = done.block
+        self.block = Block(size, offsets, tuple(map(tuple, pieces)), tuple(map(tuple, relocations)))
+        self.block.check()
+        self._kernels = PackedRows(done.kernels)
+        self._entries = done.entries
+        self._sites = PackedRows(done.sites)
+        self._made: dict[int, Kernel] = {}
+
+    @property
+    def kernel_count(self) -> int:
+        """How many kernels it has, rejected ones included."""
+        return len(self._kernels)
+
+    def kernel(self, index: int) -> Kernel:
+        """Return the kernel with an index below `kernel_count`."""
+        made = self._made.get(index)
+        if made is None:
+            made = self._made[index] = Kernel(self._kernels[index])
+        return made
+
+    def kernel_of(self, entry: object) -> Kernel | None:
+        """Return the kernel with a name in the PTX; None if there is none."""
+        index = self._entries.get(entry) if isinstance(entry, str) else None
+        return None if index is None else self.kernel(index)
+
+    def site(self, number: int | None) -> Site | None:
+        """Return a fault site; None if there is none with this number."""
+        if number is None or not 0 <= number < len(self._sites):
+            return None
+        return Site(*self._sites[number])
+
+    def parameters(self, index: int) -> list[tuple[str, int, int]]:
+        """Return kind, size and offset of each parameter of a kernel, in bytes."""
+        described = self.descriptions[index]["parameters"]
+        return [(kind, size, offset) for _, kind, size, _, offset in described]
 
     @property
     def size_bytes(self) -> int:
         """An estimate of its memory."""
+        rows = self.descriptions.size_bytes + self._kernels.size_bytes + self._sites.size_bytes
         texts = len(self.ptx) + len(self.log) + sum(len(data) for _, data in self.block.pieces)
-        parameters = sum(len(kernel.info.parameters) for kernel in self.kernels)
-        return 2048 + texts + 4096 * len(self.kernels) + 512 * (len(self.sites) + parameters)
+        return 2048 + texts + rows + 2048 * len(self._kernels) + 256 * len(self.symbols)
 
 
 class Module:

@@ -137,10 +137,10 @@ class Session:
             KernelRejected: gpud cannot run it.
             InvalidArgument: its name is longer than messages to device hosts allow.
         """
-        kernels = module.program.kernels
-        if index >= len(kernels):
-            raise UnknownName(f"module {module.number} has {len(kernels)} kernels, none {index}")
-        kernel = kernels[index]
+        count = module.program.kernel_count
+        if index >= count:
+            raise UnknownName(f"module {module.number} has {count} kernels, none {index}")
+        kernel = module.program.kernel(index)
         if kernel.rejected:
             raise rejection(kernel.info)
         if len(kernel.entry) > _MOST_NAME:

@@ -87,16 +87,16 @@ def _check_pointers(
     launches = CLIENT_PROTOCOL.decode_records(LaunchRecord, message.launches, least=1)
     for launch, module in zip(launches, sequence.modules, strict=True):
         kernel = session.kernel(module, launch.kernel)
-        for index, parameter in enumerate(kernel.info.parameters):
-            if parameter.size != 8 or parameter.kind not in _POINTERS:
+        for index, (kind, size, offset) in enumerate(module.program.parameters(launch.kernel)):
+            if size != 8 or kind not in _POINTERS:
                 continue
-            raw = launch.parameters[parameter.offset : parameter.offset + 8]
+            raw = launch.parameters[offset : offset + 8]
             address = int.from_bytes(raw, "little")
             for other in others:
-                for kind, start, size in _ranges(other):
-                    if start <= address < start + size:
+                for part, start, length in _ranges(other):
+                    if start <= address < start + length:
                         raise InvalidArgument(
-                            f"argument {index} of {kernel.name} is in the {kind} memory of "
+                            f"argument {index} of {kernel.name} is in the {part} memory of "
                             f"workload {workload_name(other.number)} ({other.owner.program}), and "
                             f"the job is of {workload_name(workload.number)}: use arrays of its "
                             "own, or of the session"

@@ -225,5 +225,5 @@ async def test_the_latest_that_fit() -> None:
 async def test_an_answer_of_parts_is_the_same_message() -> None:
     value = {"jobs": [1, 2, 3], "devices": None}
     parts = answers._packed({"jobs": run(answers.items([1, 2, 3])), "devices": None})
-    pieces = wm.CLIENT_PROTOCOL.encode_with(wm.Answer(9), parts)
+    pieces = wm.CLIENT_PROTOCOL.encode_with(wm.Answer(9), "value", parts)
     assert b"".join(pieces) == wm.CLIENT_PROTOCOL.encode(wm.Answer(9, value))

@@ -90,8 +90,8 @@ async def test_a_process_that_somebody_kills_costs_nobody_a_program(compiler: Co
     compiler.compile(source("second"), CompileWaiter(7, second))
     os.kill(pid, signal.SIGKILL)
     await until(lambda: second)
-    assert first[1][0].kernels[0].name == "unlucky"
-    assert second[0][0].kernels[0].name == "second"
+    assert first[1][0].kernel(0).name == "unlucky"
+    assert second[0][0].kernel(0).name == "second"
 
 
 async def test_a_program_that_kills_its_process_costs_the_others_nothing(
@@ -114,7 +114,7 @@ async def test_a_program_that_kills_its_process_costs_the_others_nothing(
     assert isinstance(first[0][1], CompileError)
     assert "SIGKILL" in str(first[0][1])
     assert len(set(killed)) == 2  # it was given to a second process before it was blamed
-    assert second[0][0].kernels[0].name == "second"
+    assert second[0][0].kernel(0).name == "second"
 
 
 async def test_a_program_that_takes_too_long(
@@ -132,7 +132,7 @@ async def test_a_program_that_takes_too_long(
     await until(lambda: len(answers) == 3)
     assert isinstance(answers[1][1], CompileError)
     assert "was ended" in str(answers[1][1])
-    assert answers[2][0].kernels[0].name == "waits"
+    assert answers[2][0].kernel(0).name == "waits"
 
 
 async def test_a_process_that_cannot_run_here_is_not_started_without_end(
@@ -183,11 +183,11 @@ async def test_one_users_slow_programs_do_not_hold_up_another(pool: CompilePool)
         pool.compile(source(f"slow{number}"), CompileWaiter(1, slow))
     pool.compile(source("quick"), CompileWaiter(2, quick))
     await until(lambda: quick)
-    assert quick[0][0].kernels[0].name == "quick"
+    assert quick[0][0].kernel(0).name == "quick"
     assert not slow
     os.kill(pid, signal.SIGKILL)
     await until(lambda: len(slow) == 20)
-    assert [program.kernels[0].name for program, _ in slow[1:]] == [
+    assert [program.kernel(0).name for program, _ in slow[1:]] == [
         f"slow{number}" for number in range(1, 20)
     ]
 
@@ -197,7 +197,7 @@ async def test_users_take_turns() -> None:
     order: list[str] = []
 
     def waiter(user: int) -> CompileWaiter:
-        return CompileWaiter(user, lambda program, error: order.append(program.kernels[0].name))  # type: ignore[union-attr]
+        return CompileWaiter(user, lambda program, error: order.append(program.kernel(0).name))  # type: ignore[union-attr]
 
     try:
         for number in range(5):
@@ -222,7 +222,7 @@ async def test_the_same_program_does_not_wait_for_anothers_queue(pool: CompilePo
     pool.compile(source("common"), CompileWaiter(2, quick))
     await until(lambda: quick)
     assert len(slow) == 1  # its waiter for the same program is answered with it
-    assert slow[0][0].kernels[0].name == "common"
+    assert slow[0][0].kernel(0).name == "common"
     os.kill(pid, signal.SIGCONT)
     await until(lambda: len(slow) == 2)
 
@@ -242,7 +242,7 @@ async def test_what_nobody_waits_for_is_not_compiled(pool: CompilePool) -> None:
         waiter.cancel()  # the process is ended after a while
     pool.compile(source("last"), CompileWaiter(1, answers))
     await until(lambda: len(answers) == 2)
-    assert answers[1][0].kernels[0].name == "last"
+    assert answers[1][0].kernel(0).name == "last"
     assert pid not in pool.pids
     assert pool.compiled == 2
 
@@ -260,7 +260,7 @@ async def test_nothing_is_kept_of_those_who_have_gone(compiler: CompilePool) -> 
     last = CompileWaiter(1, answers)
     compiler.compile(source("last"), last)
     await until(lambda: answers)
-    assert answers[0][0].kernels[0].name == "last"
+    assert answers[0][0].kernel(0).name == "last"
     assert compiler.compiled == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpud.compiler.pipeline import compile_program
+from gpud.compiler.process.answer import answer
 from gpud.server.state.modules import CompiledProgram
 
 SOURCE = """
@@ -13,8 +14,8 @@ namespace ns { __global__ void inner(int* x) { x[0] = 3; } }
 
 def test_every_name_has_the_index_of_its_kernel() -> None:
     wanted = ("axpy<float>", "_ZN2ns5innerEPi")
-    made = CompiledProgram(compile_program(SOURCE, name_expressions=wanted), wanted)
-    entries = {name: made.kernels[at].entry for name, at in made.names.items()}
+    made = CompiledProgram(answer(1, compile_program(SOURCE, name_expressions=wanted), wanted))
+    entries = {name: made.kernel(at).entry for name, at in made.names.items()}
     assert entries == {
         **dict.fromkeys(("axpy<float>", "axpy"), "_Z4axpyIfEvPT_"),
         **dict.fromkeys(("_ZN2ns5innerEPi", "ns::inner", "inner"), "_ZN2ns5innerEPi"),

@@ -37,7 +37,7 @@ class Host:
 
 def module(number: int, session: int) -> Any:
     info = SimpleNamespace(entry_for=lambda block, killable: "k")
-    program = SimpleNamespace(ptx="", kernels=[SimpleNamespace(info=info)])
+    program = SimpleNamespace(ptx="", kernel=lambda _: SimpleNamespace(info=info))
     return SimpleNamespace(number=number, session=session, program=program)
 
 

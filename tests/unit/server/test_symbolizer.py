@@ -15,26 +15,44 @@ from gpud.errors import (
     GpudError,
     IllegalAddress,
     JobCancelled,
-    KernelRejected,
     KernelTrap,
     from_wire,
 )
-from gpud.server.state.symbolizer import symbolized, symbolized_rejection
+from gpud.server.state.symbolizer import symbolized
 
 STORE = Site("_Z4fillIfEvPT_", "st.global.f32 [%rd4], %f3;", 41, "fill.cu", 7)
 TRAP = Site("k", "trap;", 0)
-PTX = ".version 8.0\n  st.shared.u32 [%rd1], %r1;\n"
 ARRAY = (0x2000_0000_0000, 4096)
 
 
-def program(*sites: Site) -> Any:
-    kernels = (SimpleNamespace(entry="_Z4fillIfEvPT_", name="fill<float>"),)
-    return SimpleNamespace(sites=sites, kernels=kernels, ptx=PTX)
+class Program:
+    """A program of one kernel; nobody may ask it for its text."""
+
+    def __init__(self, *sites: Site) -> None:
+        self.sites = sites
+        info = SimpleNamespace(launch_shared=True)
+        self.filling = SimpleNamespace(entry="_Z4fillIfEvPT_", name="fill<float>", info=info)
+
+    def kernel(self, index: int) -> Any:
+        assert index == 0
+        return self.filling
+
+    def kernel_of(self, entry: object) -> Any:
+        return self.filling if entry == self.filling.entry else None
+
+    def site(self, number: int | None) -> Site | None:
+        known = number is not None and 0 <= number < len(self.sites)
+        return self.sites[number or 0] if known else None
 
 
-def job(*programs: Any) -> Any:
+program = Program
+
+
+def job(*programs: Any, shared: tuple[int, ...] = ()) -> Any:
     modules = tuple(SimpleNamespace(program=one) for one in programs)
-    return SimpleNamespace(session=3, device=0, sequence=SimpleNamespace(modules=modules))
+    needs = [(modules[0], (0, (32, 1, 1), size, False)) for size in shared]
+    sequence = SimpleNamespace(modules=modules, needs=needs)
+    return SimpleNamespace(session=3, device=0, sequence=sequence)
 
 
 def nearest(session: int, device: int, address: int) -> tuple[int, int]:
@@ -83,24 +101,26 @@ def test_an_assertion_keeps_its_own_place_in_the_source() -> None:
     assert (error.file, error.file_line, error.line) == ("own.cu", 3, 41)
 
 
-def test_without_a_site_the_line_of_the_rewritten_program_is_quoted() -> None:
-    raw = IllegalAddress(0x408, space="shared", line=2)
-    error = told(raw)
+def test_without_a_site_the_instruction_that_the_host_quotes_stays() -> None:
+    error = told(IllegalAddress(0x408, space="shared", instruction="st.shared.u32 [%rd1], %r1;"))
     assert (error.instruction, error.line) == ("st.shared.u32 [%rd1], %r1;", None)
     assert error.array is None
 
 
-def test_what_a_device_refuses_has_no_line_of_the_rewritten_program() -> None:
-    raw = KernelRejected("unsupported-instruction", "not known here", "st.shared.u32", 2)
-    error: Any = symbolized_rejection(raw, program())
-    assert (error.instruction, error.line) == ("st.shared.u32 [%rd1], %r1;", None)
-    assert str(error) == "not known here: st.shared.u32 [unsupported-instruction]"
+@pytest.mark.parametrize(
+    ("shared", "words"),
+    [((0,), "pass shared="), ((8,), "(shared=8)"), ((0, 8), None), ((), None)],
+)
+def test_memory_that_the_launch_sizes_is_named(shared: tuple[int, ...], words: str | None) -> None:
+    raw = IllegalAddress(0x408, space="shared", kernel="_Z4fillIfEvPT_")
+    error = told(raw, job(program(), shared=shared))
+    assert (words or "extern __shared__") in str(error) or words is None
+    assert ("extern __shared__" in str(error)) is (words is not None)
 
 
 def test_other_errors_pass() -> None:
     for error in (JobCancelled("why"), DeviceLost("gone"), GpudError("new")):
         assert told(error) is error
-        assert symbolized_rejection(error, program()) is error
 
 
 def test_what_is_unknown_stays_unknown() -> None:

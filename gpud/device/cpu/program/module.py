@@ -29,9 +29,10 @@ from gpud.device.cpu.program.compile_request import CompileRequest, CompileResul
 from gpud.device.cpu.program.heap import Heap
 from gpud.device.cpu.program.heap import install as install_heap
 from gpud.device.cpu.program.module_data import ModuleData
+from gpud.device.faults import without_line
 from gpud.device.interface import Parameter, parameters_of
 from gpud.device.readable import EVERYTHING
-from gpud.errors import KernelNotFound
+from gpud.errors import KernelNotFound, KernelRejected
 
 __all__ = ["CPUKernel", "CPUModule", "CompiledKernel"]
 
@@ -78,7 +79,10 @@ class CPUKernel:
         with self._lock:
             compiled = self._compiled.get(shape)
             if compiled is None:
-                native = self._native(block)
+                try:
+                    native = self._native(block)
+                except KernelRejected as error:
+                    raise without_line(error, self.module.text) from error
                 printf.install()
                 linked = symbols(self.module.checked_arena, self.module.heap_range)
                 code = jit.link(native.code, ENTRY_POINTS, linked)

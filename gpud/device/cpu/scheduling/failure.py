@@ -90,6 +90,7 @@ def failure_of(
         grid=launched.grid,
         launch=launch,
         space=_SPACES.get(_read(block, "error_space"), "global"),
+        text=layout.kernel_of(number).module.text,
         line=None if kind == FaultKind.ASSERT else line or None,
     )
 

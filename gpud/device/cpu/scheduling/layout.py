@@ -178,6 +178,10 @@ class SequenceLayout:
         packed = [one.ljust(room, b"\0") for one, room in zip(parameters, rooms, strict=True)]
         return self.image + b"".join(packed)
 
+    def kernel_of(self, launch: int) -> CPUKernel:
+        """Return a launch's kernel."""
+        return self._kernels[launch]
+
     def parameters(self, launch: int) -> tuple[Parameter, ...]:
         """Return the parameters of a launch's kernel."""
         return self._kernels[launch].parameters
