@@ -10,7 +10,9 @@ Each device reads arguments and strings in its own way: `PrintfArguments`.
 Properties:
 * the C library never dereferences a value of the kernel, and no field is wider than `MOST_WIDTH`;
 * a call prints `MOST_BYTES` at most, and a run `gpud.device.interface.OUTPUT_LIMIT_BYTES`: the rest
-  is dropped, and a line at the end of the output says so.
+  is dropped, and a line at the end of the output says so; a call counts as `CALL_BYTES` at least;
+* a call takes time in proportion to its format's length, and formats `MOST_ARGUMENTS` arguments at
+  most, as CUDA does: what follows is printed as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import ctypes
 import re
 import threading
 from functools import cache
+from itertools import islice
 from typing import Protocol
 
 from gpud.compiler.abi.print_buffer import TEXT_LIMIT_BYTES
@@ -26,7 +29,10 @@ from gpud.device.interface import OUTPUT_LIMIT_BYTES
 from gpud.device.readable import UNREADABLE
 
 __all__ = [
+    "CALL_BYTES",
+    "MOST_ARGUMENTS",
     "MOST_BYTES",
+    "MOST_CONVERSIONS",
     "MOST_WIDTH",
     "PrintfArguments",
     "PrintfOutput",
@@ -34,8 +40,9 @@ __all__ = [
     "format_printf",
 ]
 
+# Possessive: what cannot be a conversion is read once. No part but the first matches a "%".
 _CONVERSION = re.compile(
-    rb"%([-+ #0]*)(\*|\d+)?(?:(\.)(\*|\d+)?)?(hh|h|ll|l|j|z|t|L)?([diouxXcfFeEgGaAsp%])"
+    rb"%([-+ #0]*+)(\*|\d++)?+(?:(\.)(\*|\d++)?+)?+(hh|h|ll|l|j|z|t|L)?+([diouxXcfFeEgGaAsp%])"
 )
 _LONG = (b"l", b"ll", b"j", b"z", b"t")
 _FLOATING = b"fFeEgGaA"
@@ -48,6 +55,16 @@ MOST_BYTES = 1 << 20
 """Most that one call prints. CUDA's buffer for the output of all threads is as large."""
 
 
+MOST_ARGUMENTS = 32
+"""Most arguments of a call (CUDA C++ Programming Guide 13.0, "Formatted Output", "Limitations")."""
+
+MOST_CONVERSIONS = 1024
+"""Most conversions of a call, those without arguments (``%%``) included."""
+
+CALL_BYTES = 64
+"""The part of a run's output that a call takes at least: to make it costs time, too."""
+
+
 class PrintfOutput:
     """The output of a run, `OUTPUT_LIMIT_BYTES` at most. Thread-safe."""
 
@@ -55,6 +72,7 @@ class PrintfOutput:
         self._text = bytearray()
         self._lock = threading.Lock()
         self._accepting = True
+        self._charged_bytes = 0
 
     @property
     def accepting(self) -> bool:
@@ -71,9 +89,10 @@ class PrintfOutput:
         """Append text, up to the limit."""
         with self._lock:
             if self._accepting:
-                room = OUTPUT_LIMIT_BYTES - len(_TRUNCATED) - len(self._text)
+                room = OUTPUT_LIMIT_BYTES - len(_TRUNCATED) - self._charged_bytes
                 self._text += text[:room]
-                if len(text) > room:
+                self._charged_bytes += max(len(text), CALL_BYTES)
+                if max(len(text), CALL_BYTES) > room:
                     self._truncate()
 
     def truncate(self) -> None:
@@ -109,7 +128,10 @@ def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
     pieces = []
     at = size = 0
     reader = _ArgumentReader(arguments)
-    for match in _CONVERSION.finditer(text):
+    for match in islice(_CONVERSION.finditer(text), MOST_CONVERSIONS):
+        if reader.done >= MOST_ARGUMENTS and match[6] != b"%":
+            pieces.append(text[at:])
+            break
         for piece in (text[at : match.start()], reader.convert(match)):
             pieces.append(piece)
             size += len(piece)
@@ -123,7 +145,8 @@ def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
 
 def conversions(text: bytes) -> int:
     """Return the number of conversions that take arguments, which ``printf`` returns on a GPU."""
-    return sum(match[-1] != b"%" for match in _CONVERSION.findall(text))
+    found = islice(_CONVERSION.finditer(text), MOST_CONVERSIONS)
+    return sum(match[6] != b"%" for match in found)
 
 
 class _ArgumentReader:
@@ -132,6 +155,7 @@ class _ArgumentReader:
     def __init__(self, arguments: PrintfArguments) -> None:
         self._at = 0
         self._arguments = arguments
+        self.done = 0
 
     def convert(self, match: re.Match[bytes]) -> bytes:
         """Return the text of a conversion; reads its arguments."""
@@ -144,7 +168,7 @@ class _ArgumentReader:
         data = self._take(8 if letter in _FLOATING else ctypes.sizeof(kind))
         if (width and wide is None) or (precision and fine is None) or data is None:
             return UNREADABLE
-        specification = b"%" + flags
+        specification = b"%" + bytes(dict.fromkeys(flags))  # to repeat one has no meaning
         if wide is not None:
             if wide < 0:
                 specification += b"-"
@@ -181,6 +205,7 @@ class _ArgumentReader:
     def _take(self, size: int) -> bytes | None:
         at = (self._at + size - 1) & -size
         self._at = at + size
+        self.done += 1
         return self._arguments.value(at, size)
 
 

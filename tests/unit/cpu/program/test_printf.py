@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from typing import Any
 
 import pytest
@@ -13,8 +14,16 @@ from hypothesis import strategies as st
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.printf import PackedArguments
 from gpud.device.interface import OUTPUT_LIMIT_BYTES, LaunchSpec
-from gpud.device.printf import MOST_BYTES, MOST_WIDTH, format_printf
-from gpud.device.readable import EVERYTHING, ReadableRanges
+from gpud.device.printf import (
+    CALL_BYTES,
+    MOST_ARGUMENTS,
+    MOST_BYTES,
+    MOST_WIDTH,
+    PrintfOutput,
+    conversions,
+    format_printf,
+)
+from gpud.device.readable import EVERYTHING, TEXT_LIMIT_BYTES, ReadableRanges
 from gpud.errors import IllegalAddress
 from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, cuda, words
@@ -169,8 +178,33 @@ def test_no_conversion_makes_the_c_library_follow_a_pointer_or_read_what_is_not_
 
 
 def test_a_call_prints_no_more_than_the_limit() -> None:
-    text = b"%1024d" * 2000
-    assert len(printed(text, bytes(8000))) == MOST_BYTES
+    packed = b"".join(at(8 * MOST_ARGUMENTS) for _ in range(MOST_ARGUMENTS))
+    assert len(printed(b"%s" * MOST_ARGUMENTS, packed, b"x" * 60_000 + b"\0")) == MOST_BYTES
+
+
+def test_as_many_arguments_as_on_a_gpu() -> None:
+    four = struct.pack("<i", 4) * (MOST_ARGUMENTS + 3)
+    assert printed(b"%d" * (MOST_ARGUMENTS + 3), four) == b"4" * MOST_ARGUMENTS + b"%d%d%d"
+    assert printed(b"%*d" * MOST_ARGUMENTS + b"%%", four).endswith(b"%*d%%"), "widths count, too"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"0", b"9", b"-", b" ", b".", b"*", b"%", b"%.0d", b"%0", b"%-", b"%9", b"%*", b"%.*s", b"%l",
+     b"%h", b"%1024d", b"%.1024f", b"%q", b"%0.", b"%s"],
+)  # fmt: skip
+def test_no_format_takes_long(part: bytes) -> None:
+    """Everybody's threads wait meanwhile: what is as long as it may be takes milliseconds."""
+    text = (b"%" + part * (TEXT_LIMIT_BYTES // len(part)))[:TEXT_LIMIT_BYTES]
+    packed = at(0) * (MOST_ARGUMENTS + 2)
+
+    def spent_s() -> float:
+        began = time.thread_time()
+        printed(text, packed, b"x" * 1000 + b"\0")
+        conversions(text)
+        return time.thread_time() - began
+
+    assert min(spent_s() for _ in range(3)) < 0.02
 
 
 @given(
@@ -249,6 +283,16 @@ def test_what_was_printed_before_a_fault_is_kept(device: CPUDevice) -> None:
         with pytest.raises(IllegalAddress):
             job.result(TIMEOUT_S)
         assert job.output == b"(nil)\n"
+
+
+def test_calls_that_print_nothing_are_bounded_too() -> None:
+    output = PrintfOutput()
+    calls = 0
+    while output.accepting:
+        output.add(b"")
+        calls += 1
+    assert calls <= OUTPUT_LIMIT_BYTES // CALL_BYTES
+    assert output.text == b"\n... output truncated\n"
 
 
 def test_what_a_job_prints_is_bounded_and_says_so(device: CPUDevice) -> None:
