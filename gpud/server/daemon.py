@@ -30,7 +30,7 @@ from gpud.server.hosts.gpu_monitors import GpuMonitors
 from gpud.server.hosts.interface import HOST_COMMAND, Connect
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors, systemd
-from gpud.server.ipc.event_loop import loop_factory
+from gpud.server.ipc.event_loop import STALLS, loop_factory
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.metrics_endpoint import MetricsEndpoint
 from gpud.server.parts import make_parts
@@ -213,6 +213,7 @@ class Daemon:
     def _poll(self) -> None:
         """Do what no event triggers: read GPU metrics, end sessions that hold too much memory."""
         self._gpu_monitors.poll()
+        self.connections.look_for_hang_ups()
         self.connections.end_excessive(self.state.arenas.find_excess())
         self.state.workloads.poll()
         for listener in self._listeners:
@@ -409,6 +410,8 @@ async def _serve(config: Config) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_OBJECTS)
+    await asyncio.sleep(0)
+    STALLS.clear()  # nobody was served before
     await daemon.wait()
     return _BROKEN if daemon.failed else 1 if daemon.forced else 0
 

@@ -58,6 +58,10 @@ METRICS = (
     Metric("gpud_draining", "gauge", "", "1: it takes no new jobs, because it ends"),
     Metric("gpud_clients", "gauge", "", "connections"),
     Metric(
+        "gpud_orphaned_sessions", "gauge", "",
+        "sessions whose process has been gone for a minute, while their connection is open",
+    ),
+    Metric(
         "gpud_event_loop_stalls", "counter", "",
         "callbacks of the daemon's event loop that took more than 50 ms: all clients waited",
     ),
@@ -197,6 +201,8 @@ def _values(
             yield (), float(status["draining"])
         case "gpud_clients":
             yield (), status["clients"]
+        case "gpud_orphaned_sessions":
+            yield (), status["orphaned_sessions"]
         case "gpud_event_loop_stalls":
             yield (), status["loop_stalls"]
         case "gpud_event_loop_longest_stall_seconds":

@@ -99,6 +99,15 @@ class Connection:
         """Close the connection at once."""
         self._stream.abort("closed by the daemon")
 
+    def notice_hang_up(self) -> None:
+        """See `gpud.server.ipc.stream.Stream.notice_hang_up`."""
+        self._stream.notice_hang_up()
+
+    @property
+    def fd(self) -> int:
+        """The socket's descriptor; negative once it is closed."""
+        return self._stream.sock.fileno()
+
     # -- messages
 
     def _on_body(self, body: bytes) -> None:

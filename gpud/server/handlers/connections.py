@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -160,6 +161,16 @@ class Connections:
             {"version": __version__, "pid": os.getpid(), "policy": config.policy},
         )
         return session, welcome
+
+    def look_for_hang_ups(self) -> None:
+        """Notice clients that have hung up where the event loop did not, and orphaned sessions."""
+        poll = select.poll()
+        by_fd = {connection.fd: connection for connection in self._open}
+        for fd in by_fd:
+            poll.register(fd, 0)
+        for fd, _ in poll.poll(0):
+            by_fd[fd].notice_hang_up()
+        self._state.sessions.look_for_orphans(time.monotonic())
 
     # -- the end
 

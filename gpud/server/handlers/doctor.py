@@ -24,6 +24,7 @@ from gpud.server.state.access import user_name
 __all__ = ["Doctor"]
 
 _LOOKS_AT_ONCE = 32  # descriptors
+_ORPHANS_TOLD = 8
 
 
 class Doctor:
@@ -81,6 +82,7 @@ class Doctor:
                 f"time, {_resident_bytes() >> 20} MiB of memory",
             ),
             _check("event loop", *_event_loop(loop)),
+            _check("sessions", *self._sessions()),
             _check(
                 "open files",
                 f"{opened} of {most}",
@@ -117,6 +119,19 @@ class Doctor:
             who, bit = f"{who}, and group {path.group()}", 0o010
         hint = "" if folder & bit else f"the folder {path.parent} keeps them out: chmod a+x it"
         return f"{path} is for {who}", hint
+
+    def _sessions(self) -> tuple[str, str]:
+        sessions = self._state.sessions
+        if not sessions.orphans:
+            return str(len(sessions)), ""
+        told = ", ".join(
+            f"{one.number} ({one.program}, pid {one.peer.pid}, user {user_name(one.uid)})"
+            for one in sessions.orphans[:_ORPHANS_TOLD]
+        )
+        return f"{len(sessions)}, {len(sessions.orphans)} orphaned: {told}", (
+            "their processes have ended, and their connections are open: end the processes that "
+            "inherited them; if there is none, report this"
+        )
 
     def _bounds_checks(self) -> tuple[str, str]:
         if self._state.config.bounds_checks:

@@ -127,6 +127,7 @@ class Queries:
             "draining": self._runner.draining,
             "socket": str(self._state.config.socket),
             "devices": self._device_rows.rows(loads),
+            "orphaned_sessions": len(self._state.sessions.orphans),
             "loop_stalls": STALLS.count,
             "loop_longest_stall_s": STALLS.longest_s,
             "clients": self._state.descriptors.connections,

@@ -40,6 +40,10 @@ class Stalls:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what there was."""
         self.handling: type | None = None
         self.count = 0
         self.longest_s = 0.0

@@ -303,6 +303,16 @@ class Stream:
         poll.register(self._fd, 0)
         return bool(poll.poll(0))
 
+    def notice_hang_up(self) -> None:
+        """Read what is left of a peer that has hung up, to the end; to be called now and then.
+
+        A peer that closes its end before it has read everything puts an error on ours. libuv reads
+        that as the end of the descriptor: uvloop calls the reader once more, then never again, and
+        what that call left unread, the end among it, would never be noticed.
+        """
+        while self._reading and self.hung_up() and not self.ended:
+            self._readable()
+
     def _update_reading(self) -> None:
         """Start or stop reading from the peer, as the state requires."""
         still = self._throttled or self._pauses or self._input_closed or self.ended

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from gpud.server.ipc.event_loop import loop_factory
 from gpud.server.ipc.stream import MESSAGES_PER_TURN, Limits, Outbox, Stream
 from gpud.wire.framing import FrameDecoder, FrameError, frame
 from tests.integration.daemon_world import until
@@ -271,3 +272,25 @@ async def test_many_small_frames_with_descriptors_between_arrive_in_order(
     await until(all_read)
     assert received == b"".join(sent)
     assert peer.stream.unsent_bytes == 0
+
+
+def test_a_peer_that_leaves_without_reading_is_noticed_on_the_daemons_loop() -> None:
+    """Its error ends libuv's interest in the socket before all is read, the end among it."""
+
+    async def main() -> None:
+        peer = Peer(Limits(), Outbox(asyncio.get_running_loop()))
+        peer.stream.pause()
+        peer.stream.send(frame(b"is never read"))
+        await until(lambda: not peer.stream.unsent_bytes)
+        peer.sock.send(frame(b"the last words"))
+        peer.sock.close()
+        peer.stream.notice_hang_up()
+        assert not peer.bodies, "it is paused"
+        peer.stream.resume()
+        await until(lambda: peer.bodies)
+        peer.stream.notice_hang_up()
+        assert len(peer.ends) == 1
+        assert peer.bodies == [b"the last words"]
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
