@@ -38,52 +38,52 @@ _COMPARE: Final[dict[str, Callable[[int, int], bool]]] = {
 _TYPES: Final = {"s32": 32, "u32": 32, "b32": 32, "s64": 64, "u64": 64, "b64": 64}
 
 
-def bounded_loops(flow: ControlFlow) -> frozenset[tuple[int, int]]:
-    """Return the back edges (source, target) of the loops with a small constant trip count."""
+def bounded_loops(flow: ControlFlow) -> dict[tuple[int, int], int]:
+    """Return the loops with a small constant trip count: that by the back edge (source, target)."""
     headers = {loop.header for loop in flow.loops}
-    return frozenset(
-        (loop.latches[0], loop.header)
-        for loop in flow.loops
-        if len(loop.latches) == 1
-        and headers.intersection(loop.blocks) == {loop.header}
-        and _ends_soon(flow, loop)
-    )
+    found: dict[tuple[int, int], int] = {}
+    for loop in flow.loops:
+        if len(loop.latches) == 1 and headers.intersection(loop.blocks) == {loop.header}:
+            turns = _turns(flow, loop)
+            if turns is not None:
+                found[loop.latches[0], loop.header] = turns
+    return found
 
 
-def _ends_soon(flow: ControlFlow, loop: Loop) -> bool:
+def _turns(flow: ControlFlow, loop: Loop) -> int | None:
+    """Return how often a loop turns at most; None if that is not known or too often."""
     latch = loop.latches[0]
     inside = [(b, place.instruction) for b in loop.blocks for place in flow.blocks[b].places]
     if any(is_call(ins) or ins.opcode.base == "nanosleep" for _, ins in inside):
-        return False
+        return None
     stays = _continue_condition(flow.blocks[latch], loop.header)
     tests = [(b, ins) for b, ins in inside if stays is not None and stays[0] in written(ins)]
     if stays is None or len(tests) != 1 or not _is_test(tests[0][1]):
-        return False
+        return None
     tested, test = tests[0]
     _, counter, limit = test.operands
     compare, type_ = test.opcode.modifiers
     steps = [(b, ins) for b, ins in inside if counter in written(ins)]
     if len(steps) != 1 or not isinstance(counter, Register) or not isinstance(limit, Immediate):
-        return False
+        return None
     stepped, step = steps[0]
     # Each iteration steps once, then tests, and the predicate is unchanged at the back edge.
     if not (flow.dominates(stepped, tested) and flow.dominates(tested, latch)):
-        return False
+        return None
     if stepped == tested and inside.index(steps[0]) > inside.index(tests[0]):
-        return False
+        return None
     advance = _step(step, counter, _TYPES[type_])
     outside = [p for p in flow.blocks[loop.header].predecessors if p != latch]
     starts = [_start(flow.blocks[p], counter) for p in outside if p in flow.reachable]
     most = MOST_INSTRUCTIONS // len(inside)
-    return (
-        advance is not None
-        and bool(starts)
-        and all(
-            start is not None
-            and _trip_count(start, advance, compare, limit.value, type_, stays[1], most) <= most
-            for start in starts
-        )
-    )
+    if advance is None or not starts:
+        return None
+    turns = 0
+    for start in starts:
+        if start is None:
+            return None
+        turns = max(turns, _trip_count(start, advance, compare, limit.value, type_, stays[1], most))
+    return turns if turns <= most else None
 
 
 def _continue_condition(latch: Block, header: int) -> tuple[Register, bool] | None:

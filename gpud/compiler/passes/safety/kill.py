@@ -11,12 +11,15 @@ variant calls and that contain cycles, or call some that do, are copied for it.
 
 Algorithm: polls stand at the end of every basic block with a retreating edge
 (`gpud.compiler.analysis.cycles`), and at the start of recursive functions. A loop with a small
-constant trip count (`gpud.compiler.analysis.trip_count`) counts as straight-line code.
+constant trip count (`gpud.compiler.analysis.trip_count`) counts as straight-line code, unless the
+function is long (`gpud.compiler.analysis.work`); then polls also stand before what is costly.
 
 Properties:
 * ``every_cycle``: a thread of a killable entry passes a poll in every iteration of every cycle of
   its control flow, natural loop or not, in the entry and in all functions that it reaches by direct
-  calls, except loops with a small constant trip count and those of bounds checks;
+  calls, except loops of bounds checks, and those with a small constant trip count in functions
+  that are not long;
+* ``work``: between two polls it does no more than `gpud.compiler.analysis.work` bounds;
 * ``others stay``: other entries, and functions as other entries call them, are not changed;
 * functions called through pointers have no polls; their callers do, if they call them in a cycle.
 
@@ -36,6 +39,7 @@ from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
 from gpud.compiler.analysis.effects import TERMINATOR, flags
 from gpud.compiler.analysis.trip_count import bounded_loops
+from gpud.compiler.analysis.work import Work
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.instrumentation.bounds_checks.emitter import is_of_a_check
 from gpud.compiler.instrumentation.kill_polls import declarations, emit, leave, with_job
@@ -103,13 +107,16 @@ class _Cycles:
         self._call_graph = call_graph
         self._known: dict[str, bool] = {}
         self.recursive = recursive(call_graph)
+        self._work = Work(call_graph)
 
     def has(self, name: str) -> bool:
         """Return whether the function itself needs polls."""
         known = self._known.get(name)
         if known is None:
-            known = name in self.recursive or (
-                has_cycle(self._call_graph, name) and bool(self.poll_blocks(name))
+            known = (
+                name in self.recursive
+                or (has_cycle(self._call_graph, name) and bool(self.poll_blocks(name)))
+                or bool(self.costly(name))
             )
             self._known[name] = known
         return known
@@ -118,7 +125,8 @@ class _Cycles:
         """Return the basic blocks of a function at whose ends polls stand."""
         flow = self._call_graph.flow(name)
         edges = retreating_edges(flow)
-        soon = bounded_loops(flow) if len(edges) == len(flow.back_edges) else ()
+        simple = len(edges) == len(flow.back_edges) and not self._work.is_long(name)
+        soon = bounded_loops(flow) if simple else ()
         return list(
             dict.fromkeys(
                 source
@@ -128,6 +136,17 @@ class _Cycles:
                 and not any(map(is_of_a_check, flow.blocks[target].labels))
             )
         )
+
+    def costly(self, name: str) -> list[int]:
+        """Return the positions of the instructions of a function before which polls stand."""
+        if not self._work.is_long(name):
+            return []
+        return [
+            place.position
+            for block in self._call_graph.flow(name).blocks
+            for place in block.places
+            if self._work.is_costly(place.instruction)
+        ]
 
     def within(self, entry: str) -> list[str]:
         """Return the functions, reached by direct calls of ``entry``, that need or reach polls."""
@@ -211,4 +230,5 @@ class _Writer:
             block = flow.blocks[source]
             ends = block.last is not None and flags(block.last.opcode) & TERMINATOR
             places[block.places[-1].position if ends else block.stop] = None
+        places |= dict.fromkeys(self._cycles.costly(function.name))
         return frozenset(places)

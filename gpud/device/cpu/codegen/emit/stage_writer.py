@@ -34,6 +34,7 @@ from gpud.device.cpu.codegen.preparation.pseudo_instructions import (
     is_bounds_check,
     is_check,
     is_poll,
+    is_poll_of_each,
 )
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
 from gpud.device.cpu.ir.thread import zero
@@ -124,7 +125,7 @@ class StageWriter:
         """Return whether ``ins`` runs once for all threads, outside the loop over them."""
         if not is_check(ins):
             return self.convergence.is_uniform(ins, block)
-        if block in self.convergence.inner:
+        if block in self.convergence.inner or is_poll_of_each(ins):
             return False
         if not is_bounds_check(ins):
             return True

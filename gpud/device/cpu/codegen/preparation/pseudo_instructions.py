@@ -8,7 +8,8 @@ threads run in lockstep.
 Approach: before any analysis, each becomes one instruction:
 
 * ``gpud.bounds`` for a bounds check, see `gpud.device.cpu.codegen.preparation.check_instruction`;
-* ``gpud.poll``: the block ends here if its job was killed;
+* ``gpud.poll``: the block ends here if its job was killed; ``gpud.poll.each``: each thread looks,
+  since what follows is costly, and the others' turns come only after it;
 * ``gpud.target [site], value, claim, targets``: the block ends here if ``value`` is none of the
   named functions, or not less than the number if there is one instead;
 * ``gpud.claim`` for the load with which each thread of a persistent block reads its task block: it
@@ -25,10 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from gpud.compiler.abi.reserved_names import FAULT, NORETURN, PRINT
 from gpud.compiler.analysis.cfg import ControlFlow
-from gpud.compiler.analysis.effects import MEMORY_READ, callee, flags, is_call, state_space
+from gpud.compiler.analysis.effects import (
+    MEMORY_READ,
+    TERMINATOR,
+    callee,
+    flags,
+    is_call,
+    state_space,
+)
 from gpud.compiler.instrumentation import bounds_checks, kill_polls, target_checks
 from gpud.compiler.instrumentation.fault_reports import claim_beside, slot_of, split_tails
 from gpud.compiler.ptx import model as ptx
@@ -42,6 +51,7 @@ __all__ = [
     "is_bounds_check",
     "is_check",
     "is_poll",
+    "is_poll_of_each",
     "is_target",
     "prints",
 ]
@@ -93,6 +103,7 @@ def fold_pseudos(function: ptx.Function, *, checked: bool) -> ptx.Function:
         split_tails(_with_claim(function)),
         lambda _: ptx.Instruction(ptx.opcode("gpud.poll"), (), None, function.line),
     )
+    polled = _with_polls_of_each(polled)
     plain, claims, contexts = _without_context(polled)
     if function.kind == "func":
         claims = {}  # no argument needed: the block's header has it
@@ -205,6 +216,24 @@ def is_bounds_check(statement: ptx.Statement) -> bool:
 def is_poll(ins: ptx.Instruction) -> bool:
     """Return whether ``ins`` is a ``gpud.poll``."""
     return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "poll"
+
+
+def is_poll_of_each(ins: ptx.Instruction) -> bool:
+    """Return whether ``ins`` is a ``gpud.poll.each``."""
+    return is_poll(ins) and ins.opcode.modifiers[-1] == "each"
+
+
+def _with_polls_of_each(function: ptx.Function) -> ptx.Function:
+    """Return the function with the polls of each thread: those not at the end of a loop."""
+    body = list(function.body or ())
+    for at, (one, following) in enumerate(pairwise(body)):
+        if isinstance(one, ptx.Instruction) and is_poll(one):
+            ends = not isinstance(following, ptx.Instruction) or (
+                flags(following.opcode) & TERMINATOR
+            )
+            if not ends:
+                body[at] = ptx.Instruction(ptx.opcode("gpud.poll.each"), (), None, one.line)
+    return function if body == function.body else replace(function, body=body)
 
 
 def _fold_terminators(body: list[ptx.Statement]) -> list[ptx.Statement]:
