@@ -22,9 +22,9 @@ def test_a_session_that_outlives_its_process_is_an_orphan() -> None:
     opened = [sessions.open(Peer(pid, 7, 7), "p", stream) for pid in (os.getpid(), gone.pid, 0)]
     sessions.look_for_orphans(1000.0)
     sessions.look_for_orphans(1000.0 + ORPHANED_S - 1)
-    assert sessions.orphans == ()
+    assert len(sessions.orphans) == 0
     sessions.look_for_orphans(1000.0 + ORPHANED_S)
-    assert sessions.orphans == (opened[1],)
+    assert list(sessions.orphans) == [opened[1]]
     opened[1].gone = True
     sessions.look_for_orphans(1001.0 + ORPHANED_S)
-    assert sessions.orphans == ()
+    assert len(sessions.orphans) == 0
