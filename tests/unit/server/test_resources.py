@@ -37,8 +37,8 @@ class Host:
 
 def module(number: int, session: int) -> Any:
     info = SimpleNamespace(entry_for=lambda block, killable: "k")
-    program = SimpleNamespace(ptx="", kernel=lambda _: SimpleNamespace(info=info))
-    return SimpleNamespace(number=number, session=session, program=program)
+    program = SimpleNamespace(ptx="", block=None, kernel=lambda _: SimpleNamespace(info=info))
+    return SimpleNamespace(number=number, session=session, program=program, variables_at=None)
 
 
 @pytest.mark.parametrize("answers_before", range(4))
