@@ -20,7 +20,8 @@ import gpud_client as gc
 from gpud.compiler.cache import Cache, cache_key
 from gpud.compiler.process.allowlist import check_includes, check_options
 from gpud.compiler.process.landlock import confine
-from gpud.compiler.process.messages import CompileJob
+from gpud.compiler.process.main import ProcessRules, compile_job
+from gpud.compiler.process.messages import CompileFailed, CompileJob
 from gpud.errors import InvalidArgument
 from gpud.server.ipc.listener import listen
 from gpud.units import SessionId
@@ -443,6 +444,15 @@ def test_options_that_it_may(options: tuple[str, ...]) -> None:
         "#if __has_include(</etc/shadow>)",
         '#if __has_include_next("/etc/shadow")',
         'int x;\n\t#include "/etc/passwd"\n',
+        'int a;\r#include "/etc/passwd"',
+        'int a;\f#include "/etc/passwd"',
+        'int a; /* \n */ #include "/etc/passwd"',
+        '#inc\\\rlude "/etc/passwd"',
+        '#/*\r*/include "/etc/passwd"',
+        'R"(#/*)"\n#include "/etc/passwd"\nconst char* s = "*/include <mma.h>";',
+        'import "/etc/passwd";',
+        "#if 1\r#elif __has_include\t(/**/</etc/shadow>)",
+        '#embed "/etc/passwd"',
     ],
 )  # fmt: skip
 def test_headers_that_a_client_may_not_have(source: str) -> None:
@@ -453,11 +463,46 @@ def test_headers_that_a_client_may_not_have(source: str) -> None:
 def test_headers_that_it_may_and_names_made_by_macros() -> None:
     source = '#include <cuda_fp16.h>\n#include "cub/cub.cuh"\n#if __has_include(<mma.h>)\n#endif\n'
     check_includes(source, macros=False)
-    check_includes('const char* s = "#include </etc/passwd>";', macros=False)
+    check_includes('const char* s = "include </etc/passwd>";', macros=False)
+    check_includes("#ifdef __has_include\n#if defined(__has_include)\n#endif\n#endif", macros=False)
     made = "#define X <cuda_fp16.h>\n#include X\n"
     check_includes(made, macros=True)
     with pytest.raises(InvalidArgument, match="by macros"):
         check_includes(made, macros=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "#define H __has_include\n#if H(X)\n#endif",
+        "#if __has_include(X)\n#endif",
+        "#define C(a, b) a ## b\n#if C(__has,_include)(</etc/shadow>)\n#endif",
+        "#define C(a, b) a %:%: b",
+        "#define C(a, b) a ??=??= b",
+        "#define C(a, b) a #\\\n# b",
+    ],
+)
+def test_what_macros_may_make_is_refused_where_nothing_confines(source: str) -> None:
+    check_includes(source, macros=True)
+    with pytest.raises(InvalidArgument):
+        check_includes(source, macros=False)
+    refused = compile_job(CompileJob(1, source, cache_dir=""), ProcessRules(macros=False))
+    assert isinstance(refused, CompileFailed)
+    assert refused.error["code"] == "invalid-argument"
+    own = compile_job(CompileJob(1, source, cache_dir="", trusted=True), ProcessRules(macros=False))
+    assert not isinstance(own, CompileFailed) or own.error["code"] != "invalid-argument"
+
+
+def test_an_error_does_not_say_whether_there_is_a_file(tmp_path: Path) -> None:
+    """A folder cannot be opened as a file; the error is that of one which is not there."""
+    told = []
+    for name in (tmp_path, tmp_path / "none"):
+        source = f'#define F "{name}"\n#include F\n'
+        failed = compile_job(CompileJob(1, source, cache_dir=""))
+        assert isinstance(failed, CompileFailed)
+        texts = failed.error["message"], failed.error["fields"]["log"]
+        told.append([text.replace(str(name), "NAME") for text in texts])
+    assert told[0] == told[1]
 
 
 CONFINED = """

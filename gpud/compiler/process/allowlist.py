@@ -5,14 +5,16 @@ quotes its lines in error messages; some of its options write files. Another use
 read files of the daemon's user, ``/proc/self/environ`` for instance, or fill the disk.
 
 Approach: options are allowed by name; options that access files are not allowed. An ``#include``
-may only name a header in the folders that gpud searches, by a relative path without ``..``. These
-checks give precise errors, but are not the security boundary: a macro can make a name that is not
-seen here. The boundary is `gpud.compiler.process.landlock`, if the Linux kernel has it; otherwise
-sources with names made by macros are refused.
+may only name a header in the folders that gpud searches, by a relative path without ``..``. It is
+looked for as tokens wherever it may stand, in strings and comments, too: what is a line, a comment
+or a string for NVRTC is for NVRTC to say. These checks give precise errors, but where macros may
+make names they are not the security boundary. That is `gpud.compiler.process.landlock`, if the
+Linux kernel has it; otherwise what macros could make of another user's source is refused.
 
 Properties:
     precise: the error names the option or the header, and what to do;
-    no_files: an accepted source without names made by macros opens no file but the CUDA headers.
+    no_files: a source that is accepted without macros makes NVRTC open, and look for, no file but
+        those in the folders of headers.
 """
 
 from __future__ import annotations
@@ -46,15 +48,15 @@ _OPTION = re.compile(r"(--?)([A-Za-z][A-Za-z0-9_-]*)(=?)", re.ASCII)
 _ATTACHED = ("D", "U")  # their value may follow immediately: -DN=4
 
 # A line may be continued anywhere; trigraphs are spellings of characters.
-_SPLICE = re.compile(r"\\[ \t]*\r?\n")
-# Comments may stand between tokens; they are not removed first, since a string may contain "/*".
-# No part of this pattern can match in two ways, so it takes linear time.
-_GAP = r"(?:[ \t\v\f\r]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
-_DIRECTIVE = re.compile(
-    rf"(?:^|\n){_GAP}(?:#|%:){_GAP}(?:include(?:_next)?|import)\b{_GAP}([^\n]*)", re.ASCII
-)
-_TEST = re.compile(rf"__has_include(?:_next)?\b{_GAP}(?:\({_GAP}([^\n]*))?", re.ASCII)
-_NAME = re.compile(r"(?:<([^<>\n]*)>|\"([^\"\n]*)\")")
+_SPLICE = re.compile(r"\\[ \t\v\f]*(?:\r\n|\n|\r)")
+_HASH = re.compile(r"#|%:")
+_DIRECTIVE = re.compile(r"(?:include(?:_next)?|import|embed)\b", re.ASCII)
+_IMPORT = re.compile(r"\bimport\b(?=\s*[<\"])", re.ASCII)  # C++20
+_TEST = re.compile(r"\b__has_(?:include(?:_next)?|embed)\b", re.ASCII)
+_ASKS_FOR_TEST = re.compile(r"\b(?:ifdef|ifndef|defined[ \t]*\(?)[ \t]*\Z", re.ASCII)
+_NAME = re.compile(r"(?:<([^<>\r\n]*)>|\"([^\"\r\n]*)\")")
+_BLANKS = re.compile(r"[ \t\v\f]*")
+_SHOWN = 80  # characters of a source in an error
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -106,23 +108,64 @@ def check_includes(source: str, *, macros: bool) -> None:
     Raises:
         InvalidArgument: it names another file.
     """
-    plain = _SPLICE.sub("", source.replace("??/", "\\").replace("??=", "#"))
-    if "include" not in plain and "import" not in plain:
-        return
-    for operand in _DIRECTIVE.findall(plain):
-        _check_name(operand, macros)
-    for operand in _TEST.findall(plain):
-        _check_name(operand, macros)
+    whole = source.replace("??/", "\\").replace("??=", "#")
+    if "include" not in whole and "import" not in whole and "embed" not in whole:
+        if "\\" not in whole and (macros or ("##" not in whole and "%:%:" not in whole)):
+            return
+    # NVRTC may or may not take a backslash for the continuation of a line.
+    for text in dict.fromkeys((_SPLICE.sub("", whole), whole)):
+        _check_tokens(text, macros)
 
 
-def _check_name(operand: str, macros: bool) -> None:
-    match = _NAME.match(operand)
+def _check_tokens(text: str, macros: bool) -> None:
+    for found in _HASH.finditer(text):
+        directive = _DIRECTIVE.match(text, _after_blanks(text, found.end()))
+        if directive is not None:
+            _check_name(text, directive.end(), macros)
+    for found in _IMPORT.finditer(text):
+        _check_name(text, found.end(), macros)
+    for found in _TEST.finditer(text):
+        at = _after_blanks(text, found.end())
+        if text[at : at + 1] == "(":
+            _check_name(text, at + 1, macros)
+        elif not macros and not _ASKS_FOR_TEST.search(
+            text, max(0, found.start() - _SHOWN), found.start()
+        ):
+            raise InvalidArgument(
+                f"{found[0]} in a macro: here the daemon looks for headers by their names only; "
+                f"write {found[0]}(<name>), or leave it out"
+            )
+    if not macros and ("##" in text or "%:%:" in text):
+        raise InvalidArgument(
+            "## in a macro: this Linux kernel cannot keep the compiler from the daemon's files "
+            "(it has no Landlock), and what ## makes could name them. Leave it out, send PTX, or "
+            "use a kernel from 5.13 on"
+        )
+
+
+def _after_blanks(text: str, at: int) -> int:
+    """Return where blanks and comments from ``at`` on end; a comment may have any lines."""
+    while True:
+        blanks = _BLANKS.match(text, at)
+        at = at if blanks is None else blanks.end()
+        end = text.find("*/", at + 2) if text.startswith("/*", at) else -1
+        if end < 0:
+            return at
+        at = end + 2
+
+
+def _check_name(text: str, at: int, macros: bool) -> None:
+    at = _after_blanks(text, at)
+    match = _NAME.match(text, at)
     if match is None:
-        if macros or not operand.strip():
+        operand = (
+            text[at : at + _SHOWN].splitlines()[0].strip() if text[at : at + 1].strip() else ""
+        )
+        if macros or not operand:
             return
         raise InvalidArgument(
-            f"#include {operand.strip()[:80]}: the daemon includes headers by their names only, "
-            "not by macros; write the name, or put the header's text into the source"
+            f"#include {operand}: the daemon includes headers by their names only, not by macros; "
+            "write the name, or put the header's text into the source"
         )
     name = match[1] if match[1] is not None else match[2]
     if name.startswith("/") or ".." in name.split("/"):

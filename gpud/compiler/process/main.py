@@ -113,7 +113,7 @@ class ProcessRules(NamedTuple):
 
     Attributes:
         program_bytes: the most bytes of a result; 0: no limit.
-        macros: whether names of headers may be made by macros.
+        macros: whether names of headers may be made by macros, whoever's the source is.
         dumps: where the results of the stages go; None: nowhere.
     """
 
@@ -143,7 +143,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
     """Compile the program of a job. Blocks; raises nothing."""
     try:
         check_options(job.options)
-        check_includes(job.source, macros=rules.macros)
+        check_includes(job.source, macros=rules.macros or job.trusted)
         shown = job.source or b"".join(job.images).decode("latin-1")
         with rules.dumps.compiling(shown) if rules.dumps else nullcontext() as dump:
             program = compile_program(

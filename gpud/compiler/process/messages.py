@@ -78,6 +78,9 @@ class CompileJob(NamedTuple):
     images: Annotated[
         tuple[bytes, ...], listed(blob(1 << 26), 0, 1024), "instead of a source: to be linked"
     ] = ()
+    trusted: Annotated[
+        bool, flag(), "the source is of the daemon's user, or of root, who may read all its files"
+    ] = False
 
 
 @_process(64)

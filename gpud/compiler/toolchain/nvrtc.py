@@ -268,7 +268,7 @@ class _Program:
         """Compile and return the log."""
         encoded = [_bytes(argument) for argument in arguments]
         status, *_ = _bindings().nvrtcCompileProgram(self._handle, len(encoded), encoded)
-        log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
+        log = _WHY_NOT_OPENED.sub(r"\1", self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog"))
         if status.name == "NVRTC_SUCCESS":
             return log
         if status.name in _CALLERS_FAULT:
@@ -302,6 +302,8 @@ class _Program:
 _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"})
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
+# "Permission denied" would say of a file that it is there.
+_WHY_NOT_OPENED = re.compile(r'(cannot open source file "[^"\n]*"): [^\n]*')
 _COUNT = re.compile(r"\n*^\d+ errors? detected in the compilation of .*\n?", re.MULTILINE)
 _NO_HEADER = (
     "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, curand_kernel.h where "

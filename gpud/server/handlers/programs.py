@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,7 @@ class ProgramRequests:
             message.progress,
             message.check,
             message.images,
+            session.uid in (0, os.geteuid()),
         )
         waiter = CompileWaiter(session.uid, on_compiled)
         session.waiters[waiter] = None

@@ -34,6 +34,7 @@ class Source(NamedTuple):
     progress: str | None = None
     check: bool = False
     images: tuple[bytes, ...] = ()
+    trusted: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -136,6 +137,7 @@ class CompileProcess:
                 progress=source.progress,
                 check=source.check,
                 images=source.images,
+                trusted=source.trusted,
             )
         )
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)
