@@ -35,6 +35,8 @@ from gpud.errors import DeviceLost, GpudError, from_wire
 from gpud.server.hosts.devices import Devices
 from gpud.server.ipc import memfd
 from gpud.server.shared import SharedState
+from gpud.server.state import strikes
+from gpud.server.state.access import user_name
 from gpud.server.state.device_status import DeviceStatus
 from gpud.server.state.event_log import EventLog
 from gpud.server.state.modules import Module
@@ -94,6 +96,7 @@ class Runner:
         self.broken = False
         self._timer: asyncio.TimerHandle | None = None
         self._resizes: dict[int, OnResized] = {}
+        self._strikes = strikes.Strikes()
         self._next_resize = 1
         self._carry_out: dict[type, Callable[[Any], None]] = {
             co.PrepareJob: self._prepare_job,
@@ -211,6 +214,8 @@ class Runner:
         self, device: DeviceStatus, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
         """Take notice that a host that had been ready is lost."""
+        if culprit is not None and "SIGKILL" not in reason:  # that came from outside
+            self._strike(culprit)
         now_ns = time.monotonic_ns()
         self._records.add_event(
             now_ns,
@@ -401,7 +406,33 @@ class Runner:
         self._workloads.session_closed(number)
 
     def _replace_device(self, command: co.ReplaceDevice) -> None:
+        if command.culprit is not None:
+            self._strike(command.culprit)
         self._devices[command.device].replace(f"was replaced: {command.reason}")
+
+    def _strike(self, culprit: JobId) -> None:
+        """Count that a job has cost the process of its device, maybe for the last time."""
+        job = self._jobs.get(culprit)
+        if job is None:
+            return
+        now_ns = time.monotonic_ns()
+        if not self._strikes.add(job.uid, culprit, now_ns / 1e9):
+            return
+        _LOG.warning(
+            "jobs of user %s have ended devices' processes %d times, job %s the last: none is "
+            "taken for %g s while others use the daemon",
+            user_name(job.uid), strikes.MOST, job_name(culprit), strikes.STOPPED_S,
+        )  # fmt: skip
+        self._records.add_event(now_ns, "user-stopped", job.uid, ("job", job_name(culprit)))
+
+    def check_strikes(self, uid: int) -> None:
+        """Check that a user's jobs may be taken, see `gpud.server.state.strikes`.
+
+        Raises:
+            LimitExceeded: they have cost others too much.
+        """
+        if self._strikes and any(one.uid != uid for one in self._sessions.values()):
+            self._strikes.check(uid, time.monotonic())
 
     def _set_timer(self, command: co.SetTimer) -> None:
         if self._timer is not None:
