@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -160,7 +161,11 @@ def _read(path: Path | None, *, required: bool) -> str:
     if path is None:
         return ""
     try:
-        with path.open("rb") as file:
+        # Whoever opens a FIFO waits for who writes to it, maybe for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidArgument(f"{path} is no file of settings: it is not a regular file")
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             raise InvalidArgument(f"{path} is no file of settings: it is over 1 MiB")

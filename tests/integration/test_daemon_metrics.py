@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,3 +111,31 @@ async def test_a_folder_of_everybody_is_refused(world: World, tmp_path: Path) ->
     folder.chmod(0o777)
     with pytest.raises(InvalidArgument, match="everybody can write to the folder"):
         await world.start(FakeHost(sms=4, auto=True), metrics_socket=str(folder / "m.sock"))
+
+
+async def test_requests_that_never_end_take_few_threads_for_a_short_time(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_endpoint, "DEADLINE_S", 0.5)
+    path = tmp_path / "m.sock"
+    await world.start(FakeHost(sms=4, auto=True), metrics_socket=str(path))
+    before = threading.active_count()
+    slow = [await asyncio.open_unix_connection(path) for _ in range(40)]
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        with suppress(ConnectionError):
+            while not reader.at_eof():  # never silent for as long as a read may take
+                writer.write(b"G")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+                assert threading.active_count() <= before + metrics_endpoint.MOST_REQUESTS
+        return b""
+
+    async with asyncio.timeout(20):
+        waiting = [asyncio.ensure_future(reader.read()) for reader, _ in slow]
+        dripping = [asyncio.ensure_future(drip(*one)) for one in slow]
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*dripping)
+    for _, writer in slow:
+        writer.close()
+    assert (await asked(path, b"GET /metrics HTTP/1.0\r\n\r\n"))[0] == "HTTP/1.0 200 OK"

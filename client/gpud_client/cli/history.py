@@ -171,6 +171,9 @@ def moment(written: str | None, option: str) -> int | None:
         ) from None
 
 
+_FORMULA = ("=", "+", "-", "@")  # a spreadsheet takes what begins with one for a formula
+
+
 def _write_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows with the names of their fields; lists are joined, an error is its message."""
     names: Iterable[str] = rows[0] if rows else ()
@@ -182,7 +185,13 @@ def _write_csv(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
-        return " ".join(map(str, value))
-    if isinstance(value, dict):
-        return value.get("message", "")
-    return value
+        value = " ".join(map(str, value))
+    elif isinstance(value, dict):
+        value = value.get("message", "")
+    return _plain(value) if isinstance(value, str) else value
+
+
+def _plain(text: str) -> str:
+    """Return a text that neither a terminal nor a spreadsheet acts on: others chose the names."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "'" + text if text[:1] in _FORMULA else text

@@ -60,7 +60,7 @@ class Work:
 
     def of(self, name: str) -> int:
         """Return the work of a function with a body, in one call."""
-        # Callees first, without recursion of this program's own: chains of calls may be long.
+        # Callees first, without recursion of this program's own: calls may be nested deeply.
         stack = [name]
         while stack:
             function = stack[-1]

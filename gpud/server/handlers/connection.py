@@ -31,7 +31,7 @@ __all__ = ["Connection", "Handlers"]
 
 _LOG = logging.getLogger(__name__)
 _CLIENT = Sender.CLIENT  # a global: looking it up in its class takes as long as to unpack a message
-_HELLO_S = 30.0  # a connection without a Hello after that time is closed
+_HELLO_S = 5.0  # a connection without a Hello after that time is closed
 
 Handlers = Mapping[type, Callable[[Session, Any], None]]
 """What to do for a message of each class, once there is a session."""

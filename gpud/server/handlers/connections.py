@@ -27,7 +27,7 @@ from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.stream import Outbox, Stream
 from gpud.server.shared import SharedState
-from gpud.server.state.access import Peer, user_name
+from gpud.server.state.access import Peer, may_manage, user_name
 from gpud.server.state.arenas import MemoryExcess
 from gpud.server.state.session import PendingCompilation, Session
 from gpud.server.state.submitted_job import SubmittedJob
@@ -36,6 +36,7 @@ from gpud.wire import messages as wm
 __all__ = ["Connections"]
 
 _LOG = logging.getLogger(__name__)
+_RESERVED = 8  # connections
 _JOBS_PER_TURN = 48  # jobs of an ended session that are cancelled in one turn; some 4 ms
 
 
@@ -99,26 +100,29 @@ class Connections:
         user.connections += 1
         self.all_ended.clear()
         try:
-            self._check_count()
+            self._check_count(peer)
             user.check_connections()
         except LimitExceeded as error:
             connection.goodbye(error)
 
-    def _check_count(self) -> None:
+    def _check_count(self, peer: Peer) -> None:
         """Check the daemon's limits on connections, the latest included.
+
+        The last ones are for root and the daemon's user, who may have to end others' sessions.
 
         Raises:
             LimitExceeded: there is one too many.
         """
         count, most = len(self._open), self._state.config.max_connections
-        if count > most:
+        reserved = 0 if may_manage(peer, -1) else min(_RESERVED, most // 4)
+        if count > most - reserved:
             raise LimitExceeded(
                 f"the daemon serves {most} connections and has no room for another; close some, "
                 "or raise max_connections in its configuration",
                 limit="max_connections",
                 value=most,
             )
-        if self._state.descriptors.remaining < 0:
+        if self._state.descriptors.remaining < reserved:
             raise LimitExceeded(
                 f"the daemon has no descriptors for more than {count - 1} connections; close some, "
                 "or raise the daemon's LimitNOFILE",
@@ -133,7 +137,7 @@ class Connections:
         state = self._state
         session = state.sessions.open(peer, hello.program, stream)
         self._runner.announce(session.user, session.opened_ns)
-        self._runner.feed(ev.SessionOpened(session.opened_ns, session.number, peer.uid))
+        self._runner.feed(ev.SessionOpened(session.opened_ns, session.number, session.account))
         user = user_name(peer.uid)
         state.records.add_event(
             session.opened_ns,

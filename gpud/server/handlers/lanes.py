@@ -61,7 +61,7 @@ class LaneRequests:
             refuse(session, number, error)
 
     def _open(self, session: Session, message: wm.OpenLane) -> None:
-        self._runner.check_strikes(session.uid)
+        self._runner.check_strikes(session.account)
         device = self._devices.usable(message.device)
         now_ns = time.monotonic_ns()
         identity = job_id(session.number, message.number)

@@ -46,7 +46,9 @@ class MemoryRequests:
         arenas, number, index = self._arenas, session.number, message.device
         session.host_memory.charge(ARRAY_BYTES, "this array")
         try:
-            address, arena = arenas.allocate(number, session.uid, index, message.size, message.at)
+            address, arena = arenas.allocate(
+                number, session.account, index, message.size, message.at
+            )
         except GpudError:
             session.host_memory.uncharge(ARRAY_BYTES)
             raise

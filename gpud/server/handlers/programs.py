@@ -102,7 +102,7 @@ class ProgramRequests:
             message.images,
             session.uid in (0, os.geteuid()),
         )
-        waiter = CompileWaiter(session.uid, on_compiled)
+        waiter = CompileWaiter(session.account, on_compiled)
         session.waiters[waiter] = None
         self._compiler.compile(source, waiter)
 
@@ -115,7 +115,7 @@ class ProgramRequests:
         module = self._modules.make(session.number, device, program)
         session.host_memory.charge(program.size_bytes, "this program")
         try:
-            self._arenas.reserve(session.number, session.uid, device, module.variable_bytes)
+            self._arenas.reserve(session.number, session.account, device, module.variable_bytes)
         except GpudError:
             session.host_memory.uncharge(program.size_bytes)
             raise
@@ -200,4 +200,4 @@ class ProgramRequests:
                 self._devices[module.device].requests.measure(module, shape, on_measured)
 
         # Users take turns, so that one user's large kernels do not delay another's.
-        self.measuring.submit((module.device, session.uid), on_turn)
+        self.measuring.submit((module.device, session.account), on_turn)

@@ -105,7 +105,7 @@ class Submission:
         session.reply(message.request, None, None)
 
     def _submit(self, session: Session, message: Submit) -> None:
-        self._runner.check_strikes(session.uid)
+        self._runner.check_strikes(session.account)
         device = self._devices.usable(message.device)
         # An online job keeps its share whatever it does, so it is spared the cost of kill polls.
         online = message.reservation is not None

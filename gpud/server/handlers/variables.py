@@ -80,7 +80,7 @@ class VariableRequests:
         size = module.program.block.size
         session.host_memory.charge(ARRAY_BYTES, "this program's variables")
         try:
-            address, arena = arenas.allocate(number, session.uid, index, size)
+            address, arena = arenas.allocate(number, session.account, index, size)
         except GpudError:
             session.host_memory.uncharge(ARRAY_BYTES)
             raise

@@ -416,7 +416,7 @@ class Runner:
         if job is None:
             return
         now_ns = time.monotonic_ns()
-        if not self._strikes.add(job.uid, culprit, now_ns / 1e9):
+        if not self._strikes.add(job.owner.account, culprit, now_ns / 1e9):
             return
         _LOG.warning(
             "jobs of user %s have ended devices' processes %d times, job %s the last: none is "
@@ -431,7 +431,7 @@ class Runner:
         Raises:
             LimitExceeded: they have cost others too much.
         """
-        if self._strikes and any(one.uid != uid for one in self._sessions.values()):
+        if self._strikes and any(one.account != uid for one in self._sessions.values()):
             self._strikes.check(uid, time.monotonic())
 
     def _set_timer(self, command: co.SetTimer) -> None:

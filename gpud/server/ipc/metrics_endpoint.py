@@ -1,6 +1,10 @@
 """Serves the metrics over HTTP, on a Unix socket or on the loopback interface, in a thread.
 
 Whoever reads slowly or says nothing is disconnected; the event loop only ever makes the text.
+
+Properties:
+    few: at most `MOST_REQUESTS` are under way, each on a thread; more are disconnected;
+    short: a request is disconnected after `DEADLINE_S`, whatever it does meanwhile.
 """
 
 from __future__ import annotations
@@ -9,7 +13,9 @@ import asyncio
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -17,7 +23,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from gpud.errors import InvalidArgument
 from gpud.server.ipc.listener import Listener, listen
 
-__all__ = ["MetricsEndpoint"]
+__all__ = ["DEADLINE_S", "MOST_REQUESTS", "MetricsEndpoint"]
+
+MOST_REQUESTS = 16
+DEADLINE_S = 10.0
 
 _CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _READ_S = 5.0
@@ -107,6 +116,37 @@ class _Handler(WSGIRequestHandler):
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 64
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._until_s: dict[socket.socket, float] = {}
+        self._under_way = threading.Lock()
+        super().__init__(*arguments, **named)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread, unless too many do."""
+        with self._under_way:
+            taken = len(self._until_s) < MOST_REQUESTS
+            if taken:
+                self._until_s[request] = time.monotonic() + DEADLINE_S
+        if taken:
+            super().process_request(request, client_address)
+        else:
+            super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End what is overdue; called twice a second."""
+        now_s = time.monotonic()
+        with self._under_way:
+            for request, until_s in self._until_s.items():
+                if now_s > until_s:
+                    with suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)  # its thread then ends
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a request that was answered, or has failed."""
+        with self._under_way:
+            self._until_s.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: the client has gone, or said nothing in time."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from gpud.config import Config, UserTerms
 from gpud.errors import LimitExceeded
-from gpud.server.state.access import user_name
+from gpud.server.state.access import account_of, user_name
 from gpud.server.state.user_terms import terms_of
 
 __all__ = ["ARRAY_BYTES", "FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
@@ -222,7 +222,8 @@ class Users:
         return len(self._users)
 
     def user(self, uid: int) -> User:
-        """Return the totals of a user, created at the first call."""
+        """Return the totals of a user's account, created at the first call."""
+        uid = account_of(uid)
         user = self._users.get(uid)
         if user is None:
             user = self._users[uid] = User(uid, self._config)

@@ -49,7 +49,8 @@ class Session:
 
     Attributes:
         number: unique among the sessions that there are.
-        uid: the user, as in ``peer``.
+        uid: the user, as in ``peer``: what it may see and manage.
+        account: the user for whom is counted what the session uses.
         send: sends a message; it is dropped if the client has disconnected.
         send_with: `send`, with a descriptor.
         program: the client's name, as it gives it.
@@ -81,6 +82,7 @@ class Session:
         self.number = number
         self.peer = peer
         self.uid = peer.uid
+        self.account = user.uid
         self.user = user
         self.host_memory = user.session_quota()
         self.memory = MemorySender()

@@ -32,6 +32,10 @@ class JobOwner(Protocol):
     def uid(self) -> int:
         """The user."""
 
+    @property
+    def account(self) -> int:
+        """The user for whom the job is counted."""
+
     def job_begins(self, job: SubmittedJob) -> None:
         """Take notice that a job is about to be sent to its device."""
 

@@ -118,7 +118,7 @@ class WorkloadCommands:
                 lent = Address(0) if command.temporary else None
             else:
                 address, lent, arena = self._memory.open_workload(
-                    owner.number, owner.uid, command.device, position, sizes
+                    owner.number, owner.account, command.device, position, sizes
                 )
         except GpudError as error:
             del self._all[command.workload]

@@ -84,7 +84,7 @@ class MappedMemory:
         if workload.movable:
             self._arenas.ledger.check_limits(device, persistent)
             persistent = 0
-        self._arenas.reserve(owner.number, owner.uid, device, persistent)
+        self._arenas.reserve(owner.number, owner.account, device, persistent)
         self._counted[workload.number] = workload, device, persistent
 
     def shrink_workload(self, workload: Workload, persistent: int) -> None:

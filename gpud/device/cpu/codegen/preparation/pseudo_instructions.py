@@ -8,8 +8,8 @@ threads run in lockstep.
 Approach: before any analysis, each becomes one instruction:
 
 * ``gpud.bounds`` for a bounds check, see `gpud.device.cpu.codegen.preparation.check_instruction`;
-* ``gpud.poll``: the block ends here if its job was killed; ``gpud.poll.each``: each thread looks,
-  since what follows is costly, and the others' turns come only after it;
+* ``gpud.poll``: the block ends here if its job was killed; with the modifier ``each`` every thread
+  looks, since what follows is costly, and the others' turns come only after it;
 * ``gpud.target [site], value, claim, targets``: the block ends here if ``value`` is none of the
   named functions, or not less than the number if there is one instead;
 * ``gpud.claim`` for the load with which each thread of a persistent block reads its task block: it
@@ -219,7 +219,7 @@ def is_poll(ins: ptx.Instruction) -> bool:
 
 
 def is_poll_of_each(ins: ptx.Instruction) -> bool:
-    """Return whether ``ins`` is a ``gpud.poll.each``."""
+    """Return whether ``ins`` is a ``gpud.poll`` of each thread."""
     return is_poll(ins) and ins.opcode.modifiers[-1] == "each"
 
 
