@@ -164,8 +164,8 @@ def _read(path: Path | None, *, required: bool) -> str:
         # Whoever opens a FIFO waits for who writes to it, maybe for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InvalidArgument(f"{path} is no file of settings: it is not a regular file")
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                raise InvalidArgument(f"{path} is no file of settings: it is a FIFO")
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             raise InvalidArgument(f"{path} is no file of settings: it is over 1 MiB")

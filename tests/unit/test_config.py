@@ -378,3 +378,10 @@ def test_the_floor_is_exact(text: str, amount: Fraction) -> None:
 def test_settings_do_not_change() -> None:
     with pytest.raises(AttributeError):
         Config().history = 3  # type: ignore[misc]
+
+
+def test_a_fifo_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "gpud.toml"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgument, match="FIFO"):
+        load({}, environ={"HOME": str(tmp_path)}, file=path)
