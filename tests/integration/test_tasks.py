@@ -166,6 +166,7 @@ with gc.connect() as gpu:
 """
 
 
+@pytest.mark.ci
 def test_devices_of_a_daemon_are_gpus(world: TaskWorld) -> None:
     """Whole ones, several, and a part of one; and tasks are futures for a program in Python."""
     with DaemonProcess() as daemon:

@@ -16,6 +16,8 @@ from typing import Any
 from gpud.errors import GpudError
 from gpud.tasks.core import commands as out
 from gpud.tasks.core import events as ev
+from gpud.tasks.core.node import NodeRecord
+from gpud.tasks.core.record import TaskRecord
 from gpud.tasks.core.replay import replay, write_header, write_line
 from gpud.tasks.core.scheduler import TaskScheduler
 from gpud.tasks.core.settings import Settings
@@ -183,7 +185,7 @@ class World:
                 and record.queued_ns < self.now_ns
                 and has.get(other.user, 0) < has.get(terms.user, 0)
                 and record is next(iter(self._queued(other.user)), None)
-                and not any(node.kept_for for node in self.scheduler.nodes.values())
+                and not any(node.kept for node in self.scheduler.nodes.values())
             ):  # fmt: skip
                 raise Broken(
                     "least_first", f"task {started} of {terms.user} comes before {record.id}"
@@ -225,10 +227,13 @@ class World:
                 raise Broken("exclusive", f"GPUs of node {number}: {used}")
 
     def _check_awake(self) -> None:
-        records = self.scheduler.nodes.values()
-        if any(node.kept_for is not None for node in records):
-            return
         queues = self.scheduler.queues
+        records = self.scheduler.nodes.values()
+        for node in records:
+            for number in node.kept.values():
+                self._check_kept(node, self.scheduler.tasks[number])
+        if any(node.kept for node in records):
+            return
         for node in records:
             free = len(node.free_cpus) - sum(node.blocked.values())
             if not queues["gpu"] and not queues["multi"]:
@@ -246,6 +251,12 @@ class World:
                         len(node.usable_gpus()) >= task.terms.gpus and cores <= len(node.free_cpus)
                     ):  # fmt: skip
                         raise Broken("awake", f"task {task.id} fits on node {node.id}, and waits")
+
+    def _check_kept(self, node: NodeRecord, kept: TaskRecord) -> None:
+        free = len(node.free_cpus) - (0 if kept.is_gpu else sum(node.blocked.values()))
+        if kept.terms.cores is not None and kept.terms.cores <= free:
+            if kept.terms.gpus < 1 or len(node.usable_gpus()) >= kept.terms.gpus:
+                raise Broken("awake", f"task {kept.id} fits on the node that is kept for it")
 
     def finish(self) -> None:
         """Let everything end, and replay the log."""

@@ -66,8 +66,9 @@ def _lacks(scheduler: TaskScheduler, task: TaskRecord) -> list[str]:
         if waiting:
             said.append(f"free cores belong to the GPU queue, where {_names(waiting[:3])} waits")
     for node in nodes:
-        if node.kept_for is not None and node.kept_for != task.id:
-            said.append(f"node {node.id} is kept for task {node.kept_for}, which waited long")
+        kept = node.kept.get(task.is_gpu, task.id)
+        if kept != task.id:
+            said.append(f"node {node.id} is kept for task {kept}, which waited long")
     return said
 
 

@@ -14,15 +14,21 @@ _Key = tuple[str, str, str]
 
 
 class NeedHistory:
-    """Cores for each GPU, by user, program and category."""
+    """Cores for each GPU, by user, program and category.
+
+    Attributes:
+        highest: of all needs; None: there is none.
+    """
 
     def __init__(self) -> None:
         self._needs: dict[_Key, Fraction] = {}
+        self.highest: Fraction | None = None
 
     def learn(self, user: str, program: str, category: str, cores: Fraction) -> None:
         """Take a need that was found, in cores for each GPU."""
         for key in _keys(user, program, category):
             self._needs[key] = cores
+        self.highest = max(self._needs.values())
 
     def known(self, user: str, program: str, category: str) -> Fraction | None:
         """Return cores for each GPU of tasks like this one; None if there was none."""

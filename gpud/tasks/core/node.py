@@ -11,9 +11,9 @@ but none of these is stopped: what is lent returns as its task ends, and nothing
 while its owner's queue has tasks.
 
 Terms:
-    part [cores]: of the GPU queue: the most cores that GPU tasks of this node had at once at one of
-        the last `_REMEMBERED` starts; before there was any, the settings' ``start_cores`` for each
-        GPU. One core is always the CPU queue's, if there are two.
+    part [cores]: of the GPU queue: for each GPU the highest need that was found; before one was,
+        the settings' ``start_cores``. One core is always the CPU queue's, if there are two. It is
+        what tasks need and not what they have had: that could not grow once it is small.
     blocked [cores]: what a CPU task gave back for the bandwidth of a GPU task; no CPU task is
         started on them until that GPU task has ended.
 
@@ -26,16 +26,14 @@ Source: the patent's steps 6, 8, 9 and 10.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from fractions import Fraction
 
+from gpud.tasks.core.need_history import NeedHistory
 from gpud.tasks.core.record import TaskRecord
 from gpud.tasks.core.settings import Settings
 
 __all__ = ["NodeRecord"]
-
-_REMEMBERED = 100
 
 
 class NodeRecord:
@@ -51,10 +49,11 @@ class NodeRecord:
         multi: how many of its GPUs are for multi-GPU tasks.
         tasks: that have cores or GPUs here, in the order in which they were started.
         blocked: cores that wait for the end of a GPU task, by its id.
-        kept_for: the task for which everything that comes free is kept; None: there is none.
+        kept: the CPU task (False) and the GPU task (True) for which what comes free is kept: other
+            tasks of that kind do not start here.
     """
 
-    def __init__(self, node: int, settings: Settings) -> None:
+    def __init__(self, node: int, settings: Settings, needs: NeedHistory) -> None:
         self.id = node
         self.cpus: tuple[int, ...] = ()
         self.free_cpus: list[int] = []
@@ -66,10 +65,9 @@ class NodeRecord:
         self.multi = 0
         self.tasks: dict[int, TaskRecord] = {}
         self.blocked: dict[int, int] = {}
-        self.kept_for: int | None = None
+        self.kept: dict[bool, int] = {}
         self.cpu_cores = self.gpu_cores = self.stopping_cores = 0
-        self._settings = settings
-        self._had: deque[int] = deque(maxlen=_REMEMBERED)
+        self._settings, self._needs = settings, needs
 
     def change(
         self, cpus: tuple[int, ...], gpus: tuple[str, ...], memory_bytes: int, *, freezes: bool
@@ -98,8 +96,8 @@ class NodeRecord:
         """The GPU queue's part of the cores."""
         if not self.gpus:
             return 0
-        most = max(self._had, default=self._settings.start_cores * self.gpus)
-        return min(most, max(1, len(self.cpus) - 1))
+        each = self._needs.highest or self._settings.start_cores
+        return min(int(each * self.gpus), max(1, len(self.cpus) - 1))
 
     @property
     def cpu_part(self) -> int:
@@ -153,10 +151,6 @@ class NodeRecord:
         else:
             self.cpu_cores += len(kept) - len(has)
         task.cpus = tuple(kept)
-
-    def remember_cores(self) -> None:
-        """Take what GPU tasks have now as one of the latest needs of the GPU queue."""
-        self._had.append(self.gpu_cores)
 
     # -- GPUs
 

@@ -87,7 +87,9 @@ class Placement:
         """Start what fits from a queue; returns whether anything was started."""
         refused: dict[Any, None] = {}  # what fits on no node, nor does it later in this pass
         any_started, started = False, True
-        while started and len(queue):
+        for kept in self._kept(queue):
+            any_started = start(kept) or any_started
+        while started and len(queue) and self._room(queue):
             started = False
             for number, task in enumerate(queue.candidates(self._settings.lookahead)):
                 shape = self._shape(task)
@@ -97,12 +99,20 @@ class Placement:
                     any_started = started = True
                     break
                 refused[shape] = None
-                if not number:
-                    self._keep(task)
+                if not number and self._keep(task) and start(task):
+                    any_started = started = True
+                    break
             if self._freed and not started:  # for one of them, and another one may fit now
                 self._freed, started = False, True
                 refused.clear()
         return any_started
+
+    def _room(self, queue: FairQueue) -> bool:
+        """Whether anything at all may fit: with many tasks waiting there mostly is no room."""
+        nodes = self._nodes.values()
+        if queue is self._queues["cpu"]:
+            return any(node.free_cpus for node in nodes)
+        return any(used < 1 for node in nodes for used in node.gpu_used)
 
     def _shape(self, task: TaskRecord) -> Any:
         if task.state is TaskState.FROZEN:
@@ -110,22 +120,32 @@ class Placement:
         cores = task.terms.cores
         return self._first_cores(task) if cores is None else cores, task.terms.gpus, cores is None
 
-    def _keep(self, task: TaskRecord) -> None:
-        """Keep a node for the head of a queue if it has waited for too long."""
+    def _keep(self, task: TaskRecord) -> bool:
+        """Keep a node for the head of a queue if it has waited for too long; returns whether."""
         if self._table.now_ns - task.queued_ns < self._settings.patience_ns:
-            return
-        if task.state is TaskState.FROZEN:
-            return
+            return False
+        if task.state is TaskState.FROZEN or self._kept(self._table.queue_of(task)):
+            return False
         nodes = [
             node
             for node in self._nodes.values()
-            if node.kept_for is None
+            if task.is_gpu not in node.kept
             and len(node.cpus) >= (task.terms.cores or 1)
             and node.gpus >= task.terms.gpus
         ]
-        if nodes and all(node.kept_for != task.id for node in self._nodes.values()):
+        if nodes:
             best = max(nodes, key=lambda one: (len(one.usable_gpus()), len(one.free_cpus), -one.id))
-            best.kept_for = task.id
+            best.kept[task.is_gpu] = task.id
+        return bool(nodes)
+
+    def _kept(self, queue: FairQueue) -> list[TaskRecord]:
+        """Return the tasks of a queue for which a node is kept: one at most."""
+        kept = [
+            self._table.tasks[number]
+            for node in self._nodes.values()
+            for number in node.kept.values()
+        ]
+        return [task for task in kept if self._table.queue_of(task) is queue]
 
     # -- CPU tasks
 
@@ -150,12 +170,15 @@ class Placement:
         return True
 
     def _may_start(self, node: NodeRecord, task: TaskRecord) -> bool:
-        return node.kept_for is None or node.kept_for == task.id
+        return node.kept.get(task.is_gpu, task.id) == task.id
 
     def _borrows(self, node: NodeRecord, cores: int) -> bool:
         return not node.fits_cpu(cores, lends=False)
 
     def _lends(self, node: NodeRecord) -> bool:
+        """Whether CPU tasks may borrow here; on a node that is kept for one of them, it may."""
+        if False in node.kept:
+            return True
         if self._settings.lend_idle:
             return node.id not in self._claimed
         return not (self._queues["gpu"] or self._queues["multi"])
@@ -192,7 +215,7 @@ class Placement:
         for node in self._nodes.values():
             if not self._may_start(node, task):
                 continue
-            gpus = node.gpus_for(task, multi=multi, lends=lends or node.kept_for == task.id)
+            gpus = node.gpus_for(task, multi=multi, lends=lends or node.kept.get(True) == task.id)
             if gpus is None:
                 continue
             missing = self._cores_on(task, node, cores) - len(node.free_cpus)
@@ -212,7 +235,7 @@ class Placement:
             _, node, victims = min(by_stopping, key=lambda one: (one[0], one[1].id))
             for victim in victims:
                 self._preempt(victim, node, f"its cores are needed by GPU task {task.id}")
-            gpus = node.gpus_for(task, multi=multi, lends=lends or node.kept_for == task.id)
+            gpus = node.gpus_for(task, multi=multi, lends=lends or node.kept.get(True) == task.id)
             if gpus is not None and self._cores_on(task, node, cores) <= len(node.free_cpus):
                 self._start(task, node, gpus, self._cores_on(task, node, cores))
                 return True
@@ -300,7 +323,6 @@ class Placement:
         self._table.watch_limit(task)
         if not task.is_gpu:
             return
-        node.remember_cores()
         if task.terms.cores is None:
             most = self._cores_on(task, node, len(node.cpus))
             task.search = CoreSearch(len(task.cpus), most, literal=self._settings.literal_search)

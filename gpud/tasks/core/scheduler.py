@@ -138,7 +138,7 @@ class TaskScheduler:
     def _node_changed(self, event: ev.NodeChanged) -> None:
         node = self.nodes.get(event.node)
         if node is None:
-            node = self.nodes[event.node] = NodeRecord(event.node, self.settings)
+            node = self.nodes[event.node] = NodeRecord(event.node, self.settings, self.table.needs)
         node.change(event.cpus, event.gpus, event.memory_bytes, freezes=event.freezes)
         self.placement.split()
         self.table.dirty = True
@@ -360,7 +360,6 @@ class TaskScheduler:
                 self.table.send(out.KeepNeed(
                     task.terms.user, task.terms.program, task.terms.category, each
                 ))  # fmt: skip
-            node.remember_cores()
 
     # -- time
 

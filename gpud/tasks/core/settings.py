@@ -26,7 +26,8 @@ class Settings:
         multi_part_permille: the part of a cluster's GPUs that is theirs at first.
         lend_idle: whether CPU tasks may take idle cores also while GPU tasks wait, as long as these
             lack GPUs; the source's rule lends only while no GPU task waits.
-        split_gpus: whether GPUs are split into those for single-GPU and multi-GPU tasks.
+        split_gpus: whether GPUs are split into those for single-GPU and multi-GPU tasks, as the
+            source has it; else both may have all.
         least_run_ns: for how long a CPU task runs before it is frozen or stopped for a GPU task.
         frozen_permille: the part of a node's memory that frozen tasks may have together.
         patience_ns: a task that has waited longer than this at the head of its queue has what
@@ -49,14 +50,14 @@ class Settings:
     multi_gpus: int = 4
     multi_part_permille: int = 500
     lend_idle: bool = True
-    split_gpus: bool = True
+    split_gpus: bool = False
     least_run_ns: int = 30 * _SECOND_NS
     frozen_permille: int = 500
-    patience_ns: int = 1800 * _SECOND_NS
+    patience_ns: int = 7 * 24 * 3600 * _SECOND_NS
     bandwidth_permille: int = 750
     fall_permille: int = 100
     most_losses: int = 3
-    lookahead: int = 16
+    lookahead: int = 64
     debug: bool = False
 
     def __post_init__(self) -> None:

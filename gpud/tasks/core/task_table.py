@@ -73,8 +73,8 @@ class TaskTable:
         """Take a task out of its queue, and let go what is kept for it."""
         self.queue_of(task).remove(task)
         for node in self.nodes.values():
-            if node.kept_for == task.id:
-                node.kept_for = None
+            if node.kept.get(task.is_gpu) == task.id:
+                del node.kept[task.is_gpu]
 
     # -- timers
 

@@ -441,7 +441,7 @@ class Runner:
                     for gpu, name in enumerate(node.gpu_names)
                 ],
                 "multi_gpus": node.multi,
-                "kept_for": node.kept_for,
+                "kept_for": list(node.kept.values()),
             })  # fmt: skip
         queues = [
             {"queue": name, "waiting": len(queue),

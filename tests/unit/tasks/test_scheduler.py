@@ -170,7 +170,7 @@ def test_parts_of_a_gpu_share_it() -> None:
 
 
 def test_gpus_are_split_and_lent() -> None:
-    driver = Driver((64, 8))
+    driver = Driver((64, 8), split_gpus=True)
     assert driver.scheduler.nodes[0].multi == 4
     for task in range(1, 9):
         driver.submit(task, 1, 1)

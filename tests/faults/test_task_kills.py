@@ -1,0 +1,26 @@
+"""A short run of the campaign against tasks, and that it notices what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.task_kills import PROGRAM, campaign
+
+pytestmark = pytest.mark.ci
+
+
+def test_no_task_is_lost_or_run_twice_unannounced() -> None:
+    problems, about = campaign(kills=15, tasks=20, seed=2)
+    assert problems == [], about
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ('echo begin >> "$0"; ' + PROGRAM, "began 2 times, and 1 attempts were told"),
+        ('echo begin >> "$0"', "is done and has not reached its end"),
+    ],
+)
+def test_it_notices_what_is_wrong(program: str, problem: str) -> None:
+    problems, _ = campaign(kills=0, tasks=1, seed=3, program=program)
+    assert [problem in one for one in problems] == [True]
