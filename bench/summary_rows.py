@@ -85,18 +85,18 @@ def rewrite_speed(result: Result) -> Iterator[Row]:
 
 
 def compile_time(result: Result) -> Iterator[Row]:
-    for family in dict.fromkeys(row["family"] for row in result["growth"]):
-        rows = [row for row in result["growth"] if row["family"] == family]
-        lines = ", ".join(f"{row['ir_lines']:,}" for row in rows)
-        counts = ", ".join(str(row["k"]) for row in rows)
-        yield f"lines of LLVM IR for {counts} {family}", lines
-    old = [row for row in result["suite"] if "before" in row]
-    slowest = sorted(old, key=lambda row: -row["before"]["total_s"])[:20]
-    if slowest:
-        ratios = [row["total_s"] / row["before"]["total_s"] for row in slowest]
+    rows = result["suite"]
+    total, first = (sum(row[name] for row in rows) for name in ("total_s", "generate_s"))
+    slowest = f"{rows[0]['total_s']:.1f} s ({rows[0]['case']})"
+    yield (
+        f"{len(rows)} kernels of the suite compiled by LLVM, processor time of all; code generator",
+        f"{total:.0f} s, {first / total:.2f} of it; slowest {slowest}",
+    )
+    for row in result.get("first_result", ()):
+        when = "nothing cached, another session, the next daemon"
         yield (
-            "compile time of the 20 kernels of the suite that were slowest before, by before",
-            f"median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}",
+            f"... to the first result of four {row['family']}: {when}",
+            f"{row['empty_s']:.2f}, {row['session_s']:.2f}, {row['daemon_s']:.2f} s",
         )
 
 

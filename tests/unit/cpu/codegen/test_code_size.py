@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.bench_compile_time import FAMILIES, growing
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.nvrtc import compile_cuda
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.emit.region_writer import OWN_LENGTH
 from gpud.device.cpu.device import CPUDevice
+from tests.support.growing_kernels import FAMILIES, growing
 from tests.unit.cpu.codegen.prepared import random_programs
 
 COUNTS = (2, 4, 8)
