@@ -97,7 +97,10 @@ def without_line(error: KernelRejected, text: str) -> KernelRejected:
         return error
     told = error.to_wire()
     told["message"] = error.message.replace(f" (PTX line {error.line})", "")
-    told["fields"] |= {"instruction": line_of(text, error.line), "line": None}
+    quoted, named = line_of(text, error.line), error.instruction
+    if named is not None and (quoted is None or named not in quoted):
+        quoted = named  # the line is that of the kernel which has it
+    told["fields"] |= {"instruction": quoted, "line": None}
     made = from_wire(told)
     assert isinstance(made, KernelRejected)
     return made

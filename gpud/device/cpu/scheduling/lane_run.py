@@ -364,5 +364,6 @@ class _FailedLaunch:
         self.launches = (LaunchInfo(site.name, site.form, grid),)
         self.block_shapes = site.layout.block_shapes
         self.reach = site.layout.reach
+        self.kernel_of = site.layout.kernel_of
         self.totals = (total,)
         self.fixed_launches = (False,)

@@ -126,7 +126,8 @@ def test_an_instruction_that_does_not_run_here_is_named(device: CPUDevice) -> No
     module = device.load(REFUSED)
     with pytest.raises(KernelRejected, match="tex") as caught:
         device.launch(module.kernel("bad"), (1, 1, 1), (32, 1, 1), bytes(8))
-    assert caught.value.line == 10
+    assert caught.value.line is None
+    assert caught.value.instruction is not None
     assert caught.value.instruction is not None
     assert caught.value.instruction.startswith("tex.2d")
     # The rest of the program is not affected.
