@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
@@ -196,6 +196,7 @@ class SessionBase(
         form: str | None = None,
         *,
         progress: str | None = None,
+        headers: Mapping[str, str] | None = None,
         device: Device | int | None = None,
     ) -> Operation[KernelT]:
         """Compile a source and return one of its kernels, once it is compiled.
@@ -207,11 +208,14 @@ class SessionBase(
                 fat binary that holds it. Several such images are linked.
             name: Of the kernel: in C++, with its namespace or, if it is the only one, without;
                 ``"axpy<float>"`` for a template; or in the PTX, mangled.
-            options: For NVRTC, such as ``"-DN=4"``.
+            options: For NVRTC, such as ``"-DN=4"``. Those of nvcc that mean nothing here are left
+                out; ``module.log`` says so.
             form: Force a form: ``"persistent"``, ``"sliced"`` or ``"whole"``.
             progress: What gpud cannot always find out: ``"independent"``, no task block waits for
                 one that has not begun, so that the kernel can be resized; ``"blocks"``, they wait
                 for one another, so that all are resident at once, in form whole.
+            headers: Texts of further headers by the names in ``#include``; others may include
+                each other.
             device: For which device; None: for the first one, and for others when needed.
 
         Raises:
@@ -222,7 +226,9 @@ class SessionBase(
         """
         if not isinstance(name, str):
             raise TypeError(f"a kernel's name is text, not {name!r}")
-        module = yield from self._compile(source, (name,), options, form, progress, device)
+        module = yield from self._compile(
+            source, (name,), options, form, progress, headers, device, only=True
+        )
         kernel: KernelT = module.kernel(name)
         return kernel
 
@@ -235,6 +241,7 @@ class SessionBase(
         form: str | None = None,
         *,
         progress: str | None = None,
+        headers: Mapping[str, str] | None = None,
         device: Device | int | None = None,
     ) -> Operation[ModuleT]:
         """Compile a source whose kernels share variables; see `kernel`.
@@ -245,9 +252,14 @@ class SessionBase(
             options: For NVRTC.
             form: Force this form for every kernel.
             progress: The same of every kernel.
+            headers: Texts by the names in ``#include``.
             device: For which device.
         """
-        return (yield from self._compile(source, names, options, form, progress, device))
+        return (
+            yield from self._compile(
+                source, names, options, form, progress, headers, device, only=False
+            )
+        )
 
     @operation
     @takes_submit_options
@@ -357,11 +369,17 @@ class SessionBase(
         options: Sequence[str],
         form: str | None,
         progress: str | None,
+        headers: Mapping[str, str] | None,
         device: Device | int | None,
+        *,
+        only: bool,
     ) -> Operation[ModuleT]:
         text, images = _text_or_images(source)
         if form not in _FORMS:
             raise ValueError(f"form is persistent, sliced or whole, not {form!r}")
+        for item in (headers or {}).items():
+            if not all(isinstance(part, str) for part in item):
+                raise TypeError(f"headers are texts by their names, not {item!r:.100}")
         if progress not in _PROGRESS:
             raise ValueError(f"progress is independent or blocks, not {progress!r}")
         module = self._module_class(
@@ -372,7 +390,9 @@ class SessionBase(
             _texts("options", options),
             form,
             progress,
+            tuple((headers or {}).items()),
             self._on(device),
+            only=only,
         )
         yield from module._load(module._device)
         return module

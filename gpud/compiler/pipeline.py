@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.abi.reserved_names import killable_variant, sliced_variant
@@ -103,6 +104,8 @@ def compile_program(
     progress: str | None = None,
     check: bool = False,
     images: Sequence[bytes] = (),
+    only: bool = False,
+    headers: Mapping[str, str] = MappingProxyType({}),
     cache: Cache | None = None,
     dump: Path | Dump | None = None,
 ) -> Program:
@@ -122,6 +125,8 @@ def compile_program(
             one that has not begun; ``"blocks"``, they wait for one another; None: gpud finds out.
         check: Compile for the checking mode of the CPU device.
         images: Instead of a source, what the CUDA driver takes (`gpud.compiler.images.image`).
+        only: Rewrite the kernels of ``name_expressions`` and no others.
+        headers: Texts of headers by the names in ``#include``, beside those that gpud has.
         cache: Where results are kept; None: results are not cached.
         dump: A folder for the result of each stage; the cache is then not read.
 
@@ -146,6 +151,8 @@ def compile_program(
         progress=progress,
         check=check,
         images=tuple(images),
+        only=only,
+        headers=tuple(headers.items()),
     )
     return compile_request(request, cache=cache, dump=dump)
 
@@ -218,7 +225,9 @@ class Compilation:
             self._write("source", "ptx" if request.is_ptx else "cu", source)
             text = source if request.is_ptx else self._nvrtc()
             module = self._parse(text)
-            flat = self._flatten(module)
+            whole = self._flatten(module)
+            lowered = plain_names(whole.entries()) | self.lowered_names
+            flat = self._asked_for(whole, lowered)
             decisions = self._analyse(flat)
             self.stage = "rewrite"
             check_variant_names(flat)
@@ -228,7 +237,7 @@ class Compilation:
             self.stage = "print"
             ptx = print_module(rewritten)
             self._write("print", "ptx", ptx)
-            names = shown_names(flat.entries(), self.lowered_names)
+            names = shown_names(whole.entries(), self.lowered_names)
             words = self._pointer_types(flat.entries(), names)
             sized = with_launch_shared(flat)
             kernels = {
@@ -245,10 +254,7 @@ class Compilation:
             }
             if kernels and all(kernel.form is Form.REJECTED for kernel in kernels.values()):
                 raise rejection(next(iter(kernels.values())))
-            lowered = plain_names(kernels) | self.lowered_names
-            if self._not_found is not None:
-                if any(n not in lowered and n not in kernels for n in request.name_expressions):
-                    raise self._not_found
+            lowered = {name: entry for name, entry in lowered.items() if entry in kernels}
             symbols = symbols_of(flat, self._block)
             return Program(ptx, text, kernels, lowered, symbols, self.log, sites.sites, self._block)
 
@@ -267,7 +273,13 @@ class Compilation:
         request = self.request
         # Findings name lines of the source.
         options = (*request.options, "-lineinfo") if request.check else request.options
-        compile_with = partial(compile_cuda, request.source, arch=request.arch, options=options)
+        compile_with = partial(
+            compile_cuda,
+            request.source,
+            arch=request.arch,
+            options=options,
+            headers=dict(request.headers),
+        )
         try:
             compiled = compile_with(name_expressions=request.name_expressions)
         except KernelNotFound as error:
@@ -302,6 +314,19 @@ class Compilation:
         flat = flatten_module(module)
         self._dump_module("flatten", flat)
         return flat
+
+    def _asked_for(self, flat: Module, lowered: Mapping[str, str]) -> Module:
+        """Return the module without the kernels that nobody asked for."""
+        if not self.request.name_expressions:
+            return flat
+        entries = flat.entries()
+        wanted = dict.fromkeys(lowered.get(name, name) for name in self.request.name_expressions)
+        for name in self.request.name_expressions:
+            if lowered.get(name, name) not in entries:
+                shown = shown_names(entries, self.lowered_names)
+                known = [shown.get(entry, entry) for entry in entries]
+                raise self._not_found or KernelNotFound(name, known, log=self.log)
+        return _only(flat, list(wanted)) if self.request.only else flat
 
     def _analyse(self, flat: Module) -> dict[str, Decision]:
         self.stage = "analyse"
@@ -344,7 +369,7 @@ class Compilation:
     ) -> Module:
         accepted = {n: d for n, d in decisions.items() if d.form is not Form.REJECTED}
         if len(accepted) < len(decisions):
-            flat = _without_rejected(flat, list(accepted))
+            flat = _only(flat, list(accepted))
         if self.request.places_variables:
             self._block = place_variables(flat)
         return rewrite(
@@ -380,7 +405,11 @@ class Compilation:
         return pointer_types(
             request.source,
             expressions,
-            lambda text: compile_cuda(text, arch=request.arch, options=request.options).ptx,
+            lambda text: (
+                compile_cuda(
+                    text, arch=request.arch, options=request.options, headers=dict(request.headers)
+                ).ptx
+            ),
         )
 
     # -- inspection --------------------------------------------------------------------------
@@ -437,16 +466,21 @@ def _verified(text: str) -> Module:
     return module
 
 
-def _without_rejected(flat: Module, accepted: list[str]) -> Module:
-    """Return ``flat`` without rejected kernels and the functions that only they could reach."""
+def _only(flat: Module, kernels: list[str]) -> Module:
+    """Return ``flat`` without other kernels than these, and the functions that only they reach."""
+
+    def keeping(names: Collection[str]) -> Module:
+        items = [
+            item
+            for item in flat.items
+            if not isinstance(item, Function) or item.body is None or item.name in names
+        ]
+        return replace(flat, items=items)
+
+    functions = [function.name for function in flat.functions() if function.kind == "func"]
+    flat = keeping({*functions, *kernels})  # nobody counts whose address other kernels take
     graph = call_graph(flat)
-    kept = {uses.function.name for uses in graph.closure(*accepted, *graph.addressed)}
-    items = [
-        item
-        for item in flat.items
-        if not isinstance(item, Function) or item.body is None or item.name in kept
-    ]
-    return replace(flat, items=items)
+    return keeping({uses.function.name for uses in graph.closure(*kernels, *graph.addressed)})
 
 
 def _with_variants(decisions: dict[str, Decision], killable: frozenset[str]) -> dict[str, Decision]:

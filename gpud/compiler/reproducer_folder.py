@@ -58,6 +58,7 @@ def load_request(folder: Path) -> Request:
     plain = about["request"]
     for name in ("options", "name_expressions"):
         plain[name] = tuple(plain[name])
+    plain["headers"] = tuple((name, text) for name, text in plain["headers"])
     plain["images"] = tuple((folder / Path(name).name).read_bytes() for name in plain["images"])
     source = (folder / Path(about["source"]).name).read_text("utf-8", "surrogatepass")
     return Request(source=source, **plain)

@@ -24,6 +24,8 @@ class Request:
     progress: str | None = None
     check: bool = False
     images: tuple[bytes, ...] = ()
+    only: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_ptx(self) -> bool:

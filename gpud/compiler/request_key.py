@@ -54,6 +54,8 @@ def request_key(request: Request) -> bytes | None:
             int(request.check),
             len(request.images),
             *request.images,
+            int(request.only),
+            *(part for header in request.headers for part in header),
             *toolkit,
         )
     )
@@ -88,11 +90,13 @@ def _headers_are_known(request: Request) -> bool:
     """Return whether ``request`` can include headers of the CUDA toolkit only."""
     if any(_INCLUDE_OPTION.match(option) for option in request.options):
         return False
-    for directive in _DIRECTIVE.finditer(request.source):
-        header = _HEADER.match(directive[1] or "")
-        if header is None:
-            return False
-        name = header[1] or header[2]
-        if Path(name).exists():  # NVRTC looks in the current folder too
-            return False
+    given = dict(request.headers)
+    for text in (request.source, *given.values()):
+        for directive in _DIRECTIVE.finditer(text):
+            header = _HEADER.match(directive[1] or "")
+            if header is None:
+                return False
+            name = header[1] or header[2]
+            if name not in given and Path(name).exists():  # NVRTC looks in the current folder too
+                return False
     return True

@@ -174,7 +174,8 @@ class Config:
     max_program_bytes: int = setting(
         quantities.memory(1 << 16, 1 << 26),
         "2 MiB",
-        "the largest program, as PTX after rewriting, which the device compiles to machine code",
+        "the largest program, as PTX: as it was sent, or as the compiler makes it of CUDA C++; "
+        "what it becomes is in proportion",
     )
     memory: int | Fraction | None = setting(
         quantities.memory(of="the machine's or the GPU's memory"),

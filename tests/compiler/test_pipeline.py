@@ -121,6 +121,32 @@ def test_name_expressions() -> None:
         compile_program(source, name_expressions=["axpy<float>", "nowhere"])
 
 
+MANY = "#include <assert.h>\n" + "".join(
+    f"""__device__ __noinline__ int twice{n}(int x) {{ return 2 * x; }}
+extern "C" __global__ void k{n}(int* x, int n) {{
+    assert(n < {n} && "k{n}");
+    if (threadIdx.x < n) x[threadIdx.x] = twice{n}(x[threadIdx.x]);
+}}
+"""
+    for n in range(30)
+)
+
+
+def test_what_a_file_of_many_kernels_becomes() -> None:
+    """One of them alone if only that is wanted; and of all no more for each than of few."""
+    whole = compile_program(MANY)
+    assert len(whole.ptx) < 15 * len(whole.original_ptx)
+    one = compile_program(MANY, name_expressions=["k7"], only=True)
+    assert list(one.kernels) == ["k7"]
+    assert one.original_ptx == whole.original_ptx
+    assert one.kernel("k7").entry == "k7"
+    functions = [name for name in ("twice7", "twice8", "k8(") if name in one.ptx]
+    assert functions == ["twice7"]
+    assert len(one.ptx) < len(whole.ptx) / 10
+    with pytest.raises(KernelNotFound, match="it defines k0, k1"):
+        compile_program(MANY, name_expressions=["k30"], only=True)
+
+
 def test_what_a_program_says_about_a_kernel() -> None:
     source = """
     struct Pair { int a; double b; };

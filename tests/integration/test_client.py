@@ -432,7 +432,9 @@ def test_async(server: gc.Session) -> None:
             await asyncio.gather(*jobs)
             for y in outputs:
                 assert (await y.get() == 2).all()
-            slow, done = k.module.kernel("slow"), await gpu.zeros(1, np.int32)
+            with pytest.raises(gc.KernelNotFound, match=r"gpu.module\(source\) has all"):
+                k.module.kernel("slow")
+            slow, done = await gpu.kernel(SOURCE, "slow"), await gpu.zeros(1, np.int32)
             job = await slow.submit(100_000, 32, (done, 20_000))
             while (await job.progress)[0] < 3:  # noqa: ASYNC110  (nothing says so)
                 await asyncio.sleep(0.01)

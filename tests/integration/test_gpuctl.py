@@ -185,6 +185,33 @@ def test_run_of_what_cannot_be(
     assert all(word in err for word in words), err
 
 
+def test_run_sends_the_headers_that_a_file_includes(daemon: Daemon, tmp_path: Path) -> None:
+    """Those beside the file, and in folders that are named; nvcc's options are no obstacle."""
+    (tmp_path / "include" / "own").mkdir(parents=True)
+    (tmp_path / "include" / "own" / "fill.h").write_text('#include "value.h"\nint main() {}')
+    (tmp_path / "include" / "own" / "value.h").write_text("#define VALUE 7 + MORE")
+    (tmp_path / "more.h").write_text("#define MORE 2")
+    file = tmp_path / "x.cu"
+    file.write_text(
+        '#include <own/fill.h>\n#include "more.h"\n'
+        "__global__ void fill(float* x) { x[threadIdx.x] = VALUE; }"
+    )
+    arguments = ("run", str(file), "fill", "-g", "1", "-b", "4", "-a", "zeros:f32:4")
+    folder = ("-I", str(tmp_path / "include"))
+    status, out, err = daemon.gpuctl(*arguments, *folder, "--option=-O3", "--option=-arch=sm_80")
+    assert (status, err) == (0, "")
+    assert "float32 4: 9 9 9 9" in out
+    status, _, err = daemon.gpuctl(*arguments)
+    assert status == 1
+    assert "own/fill.h" in err
+    assert "gpuctl run -I FOLDER" in err
+    (tmp_path / "include" / "more.h").write_text("#define MORE 3")
+    (tmp_path / "include" / "own" / "fill.h").write_text("#include <more.h>")
+    status, _, err = daemon.gpuctl(*arguments, *folder)
+    assert status == 2
+    assert "include one of them by another name" in err
+
+
 @pytest.mark.ci
 def test_run_needs_no_name_of_the_only_kernel(daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "x.cu"

@@ -9,8 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.nvcc_options import sorted_options
 from gpud.compiler.toolchain.nvrtc import compile_cuda, nvrtc_version, supported_archs
-from gpud.errors import CompileError, EmptySource, KernelNotFound, UnsupportedTarget
+from gpud.errors import (
+    CompileError,
+    EmptySource,
+    InvalidArgument,
+    KernelNotFound,
+    UnsupportedTarget,
+)
 
 SCALE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= FACTOR; }'
 AXPY = """
@@ -114,7 +121,7 @@ def test_a_static_assertion_is_an_error() -> None:
 
 
 def test_a_missing_header_is_an_error() -> None:
-    with pytest.raises(CompileError, match=r"nosuch\.h.*put what else"):
+    with pytest.raises(CompileError, match=r"nosuch\.h.*give your own"):
         compile_cuda("#include <nosuch.h>")
 
 
@@ -132,8 +139,44 @@ def test_a_bad_option(option: str) -> None:
 
 @pytest.mark.parametrize("option", ["--gpu-architecture=compute_80", "-arch=sm_80"])
 def test_the_architecture_is_no_option(option: str) -> None:
-    with pytest.raises(CompileError, match="arch="):
-        compile_cuda(SCALE, options=[option])
+    compiled = compile_cuda(AXPY, options=[option])
+    assert ".target sm_75" in compiled.ptx
+    assert compiled.log == f"left out: {option} (gpud compiles for its device)\n"
+
+
+OF_NVCC = ("-O3", "-Xptxas", "-v", "-gencode", "arch=compute_90,code=sm_90", "-Xcompiler=-Wall",
+           "-lcublas", "--expt-relaxed-constexpr", "-O", "2")  # fmt: skip
+
+
+def test_what_an_option_of_nvcc_means_here() -> None:
+    """What concerns others is left out with its value; what NVRTC has, it gets."""
+    assert sorted_options(("-DN=3", *OF_NVCC, "-D", "M", "-lineinfo")).given == (
+        *("-DN=3", "-D", "M", "-lineinfo"),
+    )
+    log = compile_cuda(AXPY, options=OF_NVCC).log
+    assert "-O3, -Xptxas, -O (the device's driver assembles)" in log
+    assert "-gencode (gpud compiles for its device)" in log
+
+
+OWN = {
+    "scale.h": '#include "../common/types.h"\nint half_of(int n) { return n / 2; } // of the host\n'
+    "__device__ inline real scaled(real x) { return FACTOR * x; }",
+    "../common/types.h": "#pragma once\n#include <vector>\ntypedef float real;",
+    "factor.h": "#define FACTOR 3",
+}
+
+
+def test_own_headers() -> None:
+    """They include each other, may have host code, and may be included by an option."""
+    text = '#include "scale.h"\n__global__ void k(real* x) { x[0] = scaled(x[0]); oops }'
+    with pytest.raises(CompileError, match=r"kernel.cu\(2\).*oops"):
+        compile_cuda(text, headers=OWN, options=["-include", "factor.h"])
+    good = compile_cuda(text.replace("oops", ""), headers=OWN, options=["-include=factor.h"])
+    assert "_Z1kPf" in good.ptx
+    with pytest.raises(InvalidArgument, match="headers="):
+        compile_cuda(text, headers=OWN, options=["-include", "other.h"])
+    with pytest.raises(InvalidArgument, match="gpuctl run -I"):
+        compile_cuda(text, options=["-I", "/usr/include"])
 
 
 def test_options_in_one_string_are_a_mistake() -> None:

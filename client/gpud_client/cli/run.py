@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ import typer
 
 from gpud.errors import ConnectionLost, GpudError
 from gpud_client.cli.exit_status import FAILED, INTERRUPTED
+from gpud_client.cli.included_headers import included_headers
 from gpud_client.cli.job_control import share_of
 from gpud_client.cli.kernel_arguments import ArraySpec, parse_argument, parse_dim, parse_output
 from gpud_client.cli.output import JsonOption, SocketOption, emit, say
@@ -121,6 +123,18 @@ def run(
             help="Pass this to the CUDA compiler, such as --option=-DN=4.",
         ),
     ] = None,
+    include: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--include",
+            "-I",
+            metavar="FOLDER",
+            help="Look for included headers here, too, and send those that are found; may be "
+            "given several times.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     form: Annotated[
         str | None, typer.Option("--form", help="Insist on a form: persistent, sliced or whole.")
     ] = None,
@@ -169,6 +183,9 @@ def run(
     if progress not in (None, "independent", "blocks"):
         raise typer.BadParameter(f"--progress is independent or blocks, not {progress!r}")
     source = _source(file)
+    headers: dict[str, str] = {}
+    if not _PTX.match(source):
+        headers = included_headers(source, file.parent, include or (), _forced(option or ()))
 
     import numpy as np
 
@@ -191,12 +208,17 @@ def run(
             for one in held:
                 given[one.number] = one.array
             show_step(f"compiling {kernel or 'the kernel'} in {file.name}")
-            names = () if kernel is None else (kernel,)
-            module = gpu.module(
-                source, names, tuple(option or ()), form, progress=progress, device=on
-            )
-            kernel = kernel or _only_kernel(module, file)
-            function = module.kernel(kernel)
+            options = tuple(option or ())
+            if kernel is None:
+                module = gpu.module(
+                    source, (), options, form, progress=progress, headers=headers, device=on
+                )
+                kernel = _only_kernel(module, file)
+                function = module.kernel(kernel)
+            else:
+                function = gpu.kernel(
+                    source, kernel, options, form, progress=progress, headers=headers, device=on
+                )
             show_step(f"translating {kernel} for {on.name}")
             with _usage_errors(), warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always", RuntimeWarning)
@@ -237,6 +259,16 @@ def run(
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _forced(options: Sequence[str]) -> list[str]:
+    """Return the headers that options have the compiler include: ``-include name``."""
+    words = [word for option in options for word in option.split("=", 1)]
+    return [
+        name
+        for word, name in itertools.pairwise(words)
+        if word in ("-include", "--include", "-pre-include", "--pre-include")
+    ]
 
 
 def _source(file: Path) -> str:

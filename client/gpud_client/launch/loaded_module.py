@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpud.errors import KernelNotFound
-from gpud.wire.messages import Unload
+from gpud.wire.messages import Compile, Unload
 from gpud_client.connection.pending import PendingJobs
 from gpud_client.connection.protocol_state import ProtocolState
 
@@ -22,6 +22,7 @@ class LoadedModule:
         self._core = core
         self.fields = fields  # of the `gpud.wire.messages.Compile` that made it
         self._kick = kick
+        self._only: bool = Compile(0, *fields).only
         self.number: int = answer.module
         self.kernels: list[dict[str, Any]] = answer.kernels
         self.names: Mapping[str, int] = answer.names
@@ -50,7 +51,9 @@ class LoadedModule:
         for index, kernel in enumerate(self.kernels):
             if name in (kernel["name"], kernel["entry"]):
                 return index
-        raise KernelNotFound(name, [str(kernel["name"]) for kernel in self.kernels], log=self.log)
+        known = [str(kernel["name"]) for kernel in self.kernels]
+        cause = "the program was compiled for one; gpu.module(source) has all" if self._only else ""
+        raise KernelNotFound(name, known, cause=cause, log=self.log)
 
     def __del__(self) -> None:
         if self._core.lost is None:

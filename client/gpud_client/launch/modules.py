@@ -41,7 +41,10 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         options: tuple[str, ...],
         form: str | None,
         progress: str | None,
+        headers: tuple[tuple[str, str], ...],
         device: Device,
+        *,
+        only: bool,
     ) -> None:
         self._session = session
         self._channel = session._channel
@@ -51,6 +54,8 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         self._options = options
         self._form = form
         self._progress = progress
+        self._headers = headers
+        self._only = only
         self._device = device
         self._loaded: dict[int, LoadedModule] = {}
 
@@ -70,7 +75,7 @@ class ModuleBase(Generic[KernelT, SymbolT]):
         return self._home.log
 
     def kernel(self, name: str) -> KernelT:
-        """Return a kernel of this module; see `Session.kernel`.
+        """Return a kernel of this module; see `Session.kernel`, whose modules have one only.
 
         Raises:
             KernelNotFound: There is none of that name.
@@ -122,6 +127,8 @@ class ModuleBase(Generic[KernelT, SymbolT]):
                 self._progress,
                 core.checking is not None,
                 self._images,
+                self._only,
+                self._headers,
             )
             answer = yield Request(
                 lambda number: Compile(number, *fields),

@@ -20,11 +20,12 @@ Properties:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from gpud.compiler.toolchain.nvcc_options import sorted_options
 from gpud.errors import InvalidArgument
 
-__all__ = ["check_includes", "check_options"]
+__all__ = ["check_headers", "check_includes", "check_options"]
 
 # By name without hyphens. NVRTC's other options read or write files, make something else than PTX,
 # or name the target, which gpud chooses.
@@ -44,6 +45,7 @@ _WITH_VALUE = frozenset({
     "extra-device-vectorization", "frandom-seed", "Ofast-compile", "Ofc",
 })  # fmt: skip
 _SPACE = re.compile(r"\s")
+_NO_NAME = re.compile(r"[\x00-\x1f\"<>\\]")
 _OPTION = re.compile(r"(--?)([A-Za-z][A-Za-z0-9_-]*)(=?)", re.ASCII)
 _ATTACHED = ("D", "U")  # their value may follow immediately: -DN=4
 
@@ -59,14 +61,14 @@ _BLANKS = re.compile(r"[ \t\v\f]*")
 _SHOWN = 80  # characters of a source in an error
 
 
-def check_options(options: Sequence[str]) -> None:
-    """Check that clients may use these options.
+def check_options(options: Sequence[str], headers: Collection[str] = ()) -> None:
+    """Check that clients may use these options; ``headers`` are the names of those that they gave.
 
     Raises:
         InvalidArgument: one of them is not allowed.
     """
     value_of: str | None = None
-    for option in options:
+    for option in sorted_options(options, headers).given:
         if value_of is not None and not option.startswith("-"):
             value_of = None  # this is the value of the previous option
             continue
@@ -83,8 +85,7 @@ def check_options(options: Sequence[str]) -> None:
             raise InvalidArgument(
                 f"the daemon does not take the compiler option {option[:80]!r}; it takes those "
                 "that concern the language and the code alone. Leave it out if it names a target "
-                "(the daemon compiles for its device) or is for nvcc or ptxas; put headers into "
-                "the source instead of naming their folder"
+                "(the daemon compiles for its device) or is for nvcc or ptxas"
             )
 
 
@@ -98,11 +99,25 @@ def _named(option: str) -> tuple[str, bool]:
     return match[2], bool(match[3])
 
 
-def check_includes(source: str, *, macros: bool) -> None:
+def check_headers(headers: Collection[str]) -> None:
+    """Check the names of headers that a client gives.
+
+    Raises:
+        InvalidArgument: one of them cannot stand in ``#include``.
+    """
+    for name in headers:
+        if not name or _NO_NAME.search(name):
+            raise InvalidArgument(
+                f"{name[:80]!r} is no name of a header; give it as it stands in #include"
+            )
+
+
+def check_includes(source: str, *, macros: bool, given: Collection[str] = ()) -> None:
     """Check that a source only names headers in the folders that gpud searches.
 
     Args:
         source: CUDA C++.
+        given: names of headers that came with the source; their names may be any.
         macros: whether names made by macros, which cannot be checked here, are allowed.
 
     Raises:
@@ -114,20 +129,20 @@ def check_includes(source: str, *, macros: bool) -> None:
             return
     # NVRTC may or may not take a backslash for the continuation of a line.
     for text in dict.fromkeys((_SPLICE.sub("", whole), whole)):
-        _check_tokens(text, macros)
+        _check_tokens(text, macros, given)
 
 
-def _check_tokens(text: str, macros: bool) -> None:
+def _check_tokens(text: str, macros: bool, given: Collection[str]) -> None:
     for found in _HASH.finditer(text):
         directive = _DIRECTIVE.match(text, _after_blanks(text, found.end()))
         if directive is not None:
-            _check_name(text, directive.end(), macros)
+            _check_name(text, directive.end(), macros, given)
     for found in _IMPORT.finditer(text):
-        _check_name(text, found.end(), macros)
+        _check_name(text, found.end(), macros, given)
     for found in _TEST.finditer(text):
         at = _after_blanks(text, found.end())
         if text[at : at + 1] == "(":
-            _check_name(text, at + 1, macros)
+            _check_name(text, at + 1, macros, given)
         elif not macros and not _ASKS_FOR_TEST.search(
             text, max(0, found.start() - _SHOWN), found.start()
         ):
@@ -154,7 +169,7 @@ def _after_blanks(text: str, at: int) -> int:
         at = end + 2
 
 
-def _check_name(text: str, at: int, macros: bool) -> None:
+def _check_name(text: str, at: int, macros: bool, given: Collection[str]) -> None:
     at = _after_blanks(text, at)
     match = _NAME.match(text, at)
     if match is None:
@@ -168,8 +183,11 @@ def _check_name(text: str, at: int, macros: bool) -> None:
             "write the name, or put the header's text into the source"
         )
     name = match[1] if match[1] is not None else match[2]
+    if name in given:
+        return
     if name.startswith("/") or ".." in name.split("/"):
         raise InvalidArgument(
             f"#include of {name[:200]!r}: the daemon includes the CUDA headers only, and reads no "
-            "other file for a client; put the header's text into the source"
+            "other file for a client; give the header's text, headers={name: text}, or use "
+            "gpuctl run -I FOLDER"
         )

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.dump_folder import DumpFolder
 from gpud.compiler.pipeline import Program, compile_program
-from gpud.compiler.process.allowlist import check_includes, check_options
+from gpud.compiler.process.allowlist import check_headers, check_includes, check_options
 from gpud.compiler.process.answer import answer
 from gpud.compiler.process.child_process import (
     as_gpud_error,
@@ -72,6 +72,7 @@ _READ_BYTES = 1 << 18
 _MOST_KERNELS = 4096
 _MOST_SYMBOLS = 16384
 _MOST_FAILURES = 16
+_MOST_REWRITTEN_BYTES = 1 << 26  # `gpud.device.host.messages.Load` carries as much
 _MOST_SYMBOL_BYTES = 1 << 48  # the front checks against the device's memory
 _MOST_ALIGNMENT = 4096
 _MOST_PARAMETER_BYTES = 1 << 16  # as many as a launch can carry
@@ -112,7 +113,7 @@ class ProcessRules(NamedTuple):
     """The rules for the programs that a process compiles.
 
     Attributes:
-        program_bytes: the most bytes of a result; 0: no limit.
+        program_bytes: the most bytes of a program as PTX, before rewriting; 0: no limit.
         macros: whether names of headers may be made by macros, whoever's the source is.
         dumps: where the results of the stages go; None: nowhere.
     """
@@ -142,8 +143,11 @@ def serve(fd: int, rules: ProcessRules = _NO_RULES) -> None:
 def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone | CompileFailed:
     """Compile the program of a job. Blocks; raises nothing."""
     try:
-        check_options(job.options)
-        check_includes(job.source, macros=rules.macros or job.trusted)
+        headers = dict(job.headers)
+        check_headers(headers)
+        check_options(job.options, headers)
+        for text in (job.source, *headers.values()):
+            check_includes(text, macros=rules.macros or job.trusted, given=headers)
         shown = job.source or b"".join(job.images).decode("latin-1")
         with rules.dumps.compiling(shown) if rules.dumps else nullcontext() as dump:
             program = compile_program(
@@ -157,12 +161,15 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
                 progress=job.progress,
                 check=job.check,
                 images=job.images,
+                only=job.only,
+                headers=headers,
                 cache=_cache(job.cache_dir),
                 dump=dump,
             )
             if dump is not None:
                 dump.done(program)
         _check_size(program, rules.program_bytes)
+        _check_rewritten(program)
         return answer(job.ticket, program, job.names)
     except Exception as error:  # noqa: BLE001  (every error goes to the client)
         if isinstance(error, InternalError):
@@ -191,7 +198,7 @@ def _handle_frame(body: bytes, rules: ProcessRules) -> CompileDone | CompileFail
 
 
 def _check_size(program: Program, most: int) -> None:
-    size = len(program.ptx)
+    size = len(program.original_ptx)
     if most and size > most:
         raise LimitExceeded(
             f"the program has {size} bytes of PTX, and max_program_bytes allows {most}; split it, "
@@ -217,6 +224,19 @@ def _check_size(program: Program, most: int) -> None:
             f"and may have {_MOST_KERNELS} and {_MOST_SYMBOLS}; split it",
             limit="kernels" if len(program.kernels) > _MOST_KERNELS else "variables",
             value=_MOST_KERNELS if len(program.kernels) > _MOST_KERNELS else _MOST_SYMBOLS,
+        )
+
+
+def _check_rewritten(program: Program) -> None:
+    """Check that what was made of the kernels can be sent to a device's process."""
+    size = len(program.ptx)
+    if size > _MOST_REWRITTEN_BYTES:
+        raise LimitExceeded(
+            f"the {len(program.kernels)} kernels become {size} bytes of PTX, and "
+            f"{_MOST_REWRITTEN_BYTES} can be loaded; ask for those that you use with "
+            "gpu.kernel(source, name), or split the program",
+            limit="bytes of rewritten PTX",
+            value=_MOST_REWRITTEN_BYTES,
         )
 
 

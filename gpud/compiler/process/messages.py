@@ -15,6 +15,7 @@ from gpud.wire.field_types import (  # noqa: TID251  (a link, not a stage)
     flag,
     listed,
     optional,
+    pair,
     plain,
     text,
     uint,
@@ -81,6 +82,12 @@ class CompileJob(NamedTuple):
     trusted: Annotated[
         bool, flag(), "the source is of the daemon's user, or of root, who may read all its files"
     ] = False
+    only: Annotated[bool, flag(), "rewrite the kernels of ``names`` and no others"] = False
+    headers: Annotated[
+        tuple[tuple[str, str], ...],
+        listed(pair(text(4096), text(1 << 24)), 0, 1024),
+        "names in ``#include``, and texts",
+    ] = ()
 
 
 @_process(64)

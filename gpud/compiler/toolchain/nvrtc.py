@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from gpud.compiler.kernel_names import is_mangled
@@ -35,6 +35,7 @@ from gpud.compiler.toolchain.c_headers import C_HEADERS
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.host_code import DeviceCode, without_host_code
 from gpud.compiler.toolchain.host_headers import HOST_HEADERS
+from gpud.compiler.toolchain.nvcc_options import sorted_options
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -60,7 +61,6 @@ SOURCE_NAME = "kernel.cu"
 DEFAULT_ARCH = "compute_75"
 """The oldest architecture of CUDA 13; its PTX loads on every device from Turing on."""
 
-_ARCH_OPTION = re.compile(r"\s*(--gpu-architecture|-arch)(=|$)")
 # With these options NVRTC writes or loads files, at any path, with the rights of the daemon.
 # NVRTC skips white space before an option.
 _FILE_OPTION = re.compile(r"\s*--?(time|fdevice-time-trace|create-pch|use-pch|pch|pch-dir)(=|\s|$)")
@@ -90,6 +90,7 @@ def compile_cuda(
     arch: str = DEFAULT_ARCH,
     options: Sequence[str] = (),
     name_expressions: Sequence[str] = (),
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> CompiledSource:
     """Compile CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
 
@@ -103,22 +104,29 @@ def compile_cuda(
         source: CUDA C++ text; kernels are ``__global__`` functions.
         arch: A virtual architecture: one of `supported_archs`, from 9.0 on also with the suffix
             ``a``, from 10.0 on also ``f``.
-        options: Further NVRTC options, one per item: ``"-DN=4"``, ``"--use_fast_math"``.
+        options: Further NVRTC options, one per item: ``"-DN=4"``, ``"--use_fast_math"``. Those of
+            nvcc that mean nothing here are left out, and the log says so.
         name_expressions: Kernels to keep and to look up, ``"axpy<float>"``; mangled names, which
             are not C++, are left out.
+        headers: Texts of further headers by the names in ``#include``.
 
     Raises:
         EmptySource: ``source`` is empty or blank.
         UnsupportedTarget: ``arch`` is not a virtual architecture that this NVRTC knows.
         KernelNotFound: A name expression names nothing in the source.
         CompileError: NVRTC refused the source or an option; ``log`` is its log.
+        InvalidArgument: An option names a folder of headers, or a header that is not given.
         MissingDependency: NVRTC or cuda-bindings is not installed.
         ValueError: A text passed to NVRTC holds a NUL character.
     """
     if not source.strip():
         raise EmptySource
     _check_arch(arch)
+    options, included, note = sorted_options(options, headers)
     _check_options(options)
+    if included:
+        lines = "".join(f'#include "{name}"\n' for name in included)
+        source = f'{lines}#line 1 "{SOURCE_NAME}"\n{source}'
     standard = () if any(map(_STD_OPTION.match, options)) else ("--std=c++17",)
     arguments = [
         f"--gpu-architecture={arch}",
@@ -129,17 +137,21 @@ def compile_cuda(
     ]
     expressions = [name for name in name_expressions if not is_mangled(name)]
     try:
-        return _compiled(source, C_HEADERS, arguments, expressions)
+        compiled = _compiled(source, C_HEADERS | dict(headers), arguments, expressions)
     except CompileError as error:
-        device = _device_code(source, options, error)
+        device = _device_code(source, options, error, headers=bool(headers))
         if device is None:
             raise
+    else:
+        return replace(compiled, log=note + compiled.log)
+    own = {name: without_host_code(text, options).text for name, text in headers.items()}
+    known = C_HEADERS | HOST_HEADERS | own
     try:
-        compiled = _compiled(device.text, C_HEADERS | HOST_HEADERS, arguments, expressions)
+        compiled = _compiled(device.text, known, arguments, expressions)
     except CompileError as error:
         _add_hint(error, device)
         raise error from None
-    return replace(compiled, log=compiled.log + _skipped(device))
+    return replace(compiled, log=note + compiled.log + _skipped(device))
 
 
 def _compiled(
@@ -156,12 +168,15 @@ def _compiled(
         return CompiledSource(program.ptx(), log, lowered)
 
 
-def _device_code(source: str, options: Sequence[str], refusal: CompileError) -> DeviceCode | None:
+def _device_code(
+    source: str, options: Sequence[str], refusal: CompileError, *, headers: bool
+) -> DeviceCode | None:
     """Return a refused source without its host code; None: that would not help."""
     if any(map(_DEVICE_OPTION.match, options)):
         return None
     device = without_host_code(source, options)
     changed = device.text != source or "cannot open source file" in refusal.message
+    changed = changed or headers
     return None if device.empty or not changed else device
 
 
@@ -230,11 +245,7 @@ def _check_arch(arch: str) -> None:
 
 
 def _check_options(options: Sequence[str]) -> None:
-    if isinstance(options, str):
-        raise TypeError(f"options is a sequence with one option an item, not the str {options!r}")
     for option in options:
-        if _ARCH_OPTION.match(option):
-            raise CompileError(f"option {option!r}: name the architecture with arch= instead")
         if _FILE_OPTION.match(option):
             raise CompileError(
                 f"option {option!r}: it has the compiler read or write a file; leave it out"
@@ -308,8 +319,8 @@ _COUNT = re.compile(r"\n*^\d+ errors? detected in the compilation of .*\n?", re.
 _NO_HEADER = (
     "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, curand_kernel.h where "
     "nvidia-curand is installed (nvidia-curand-cu12 for CUDA 12), the usual ones of C, such as "
-    "stdio.h and cstdint, and none of the C++ library or of other folders: put what else is needed "
-    "into the source"
+    "stdio.h and cstdint, and none of the C++ library or of other folders: give your own with "
+    'headers={"name.h": text}, or gpuctl run -I FOLDER'
 )
 _NO_HOST = (
     "; nothing is compiled here for the host: leave it out, and of cub include what blocks and "

@@ -67,8 +67,20 @@ class ProgramRequests:
             raise InvalidArgument(
                 "the program has a source and images; send CUDA C++ or PTX as the source, or images"
             )
-        parts = (message.source, *message.names, *message.options, *message.images)
-        size = REQUEST_BYTES + sum(map(len, parts))
+        source = Source(
+            message.source,
+            message.names,
+            message.options,
+            message.form,
+            device.info.capability,
+            message.progress,
+            message.check,
+            message.images,
+            session.uid in (0, os.geteuid()),
+            message.only,
+            message.headers,
+        )
+        size = REQUEST_BYTES + source.size_bytes
         if len(session.modules) >= _MOST_MODULES:
             raise LimitExceeded(
                 f"the session has {_MOST_MODULES} modules; unload some",
@@ -91,17 +103,6 @@ class ProgramRequests:
             except GpudError as refusal:
                 session.fail(message.request, refusal)
 
-        source = Source(
-            message.source,
-            message.names,
-            message.options,
-            message.form,
-            device.info.capability,
-            message.progress,
-            message.check,
-            message.images,
-            session.uid in (0, os.geteuid()),
-        )
         waiter = CompileWaiter(session.account, on_compiled)
         session.waiters[waiter] = None
         self._compiler.compile(source, waiter)

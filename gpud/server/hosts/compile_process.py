@@ -35,11 +35,14 @@ class Source(NamedTuple):
     check: bool = False
     images: tuple[bytes, ...] = ()
     trusted: bool = False
+    only: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """An estimate of its memory."""
-        parts = (*self.names, *self.options, *self.images)
+        headers = (part for header in self.headers for part in header)
+        parts = (*self.names, *self.options, *self.images, *headers)
         return len(self.text) + sum(64 + len(part) for part in parts)
 
 
@@ -138,6 +141,8 @@ class CompileProcess:
                 check=source.check,
                 images=source.images,
                 trusted=source.trusted,
+                only=source.only,
+                headers=source.headers,
             )
         )
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from gpud.wire.field_types import blob, choice, flag, listed, optional, plain, text, uint
+from gpud.wire.field_types import blob, choice, flag, listed, optional, pair, plain, text, uint
 from gpud.wire.messages.protocol import Device, Dim3, Module, Request, from_client, from_daemon
 
 __all__ = ["Compile", "Compiled", "Measure", "Measured", "ReadSymbol", "Unload", "WriteSymbol"]
@@ -47,6 +47,14 @@ class Compile(NamedTuple):
         listed(blob(1 << 26), 0, 1024),
         "instead of a source, what the CUDA driver takes: PTX (with a NUL at its end or without), "
         "or fat binaries that hold PTX; several are linked",
+    ] = ()
+    only: Annotated[
+        bool, flag(), "rewrite the kernels of ``names`` and no others; only they are described"
+    ] = False
+    headers: Annotated[
+        tuple[tuple[str, str], ...],
+        listed(pair(text(4096), text(1 << 24)), 0, 1024),
+        "names as in ``#include``, and texts, beside the headers that the daemon has",
     ] = ()
 
 

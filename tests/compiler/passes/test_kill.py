@@ -29,6 +29,7 @@ from gpud.compiler.ptx.model import Function, Instruction, Label, Module, Pragma
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_instruction, print_module
 from gpud.compiler.ptx.verify import verify
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import fold_pseudos
 from tests.compiler.support.flat_programs import compiled, entry, instructions, program
 from tests.compiler.support.ptx_interpreter import Machine
 
@@ -329,3 +330,19 @@ def test_an_endless_kernel_ends_when_it_is_told(spin: str, form: Form, seed: int
 def compiled_text(source: str) -> str:
     """PTX of instructions that the interpreter knows, without nested scopes."""
     return print_module(compiled(source))
+
+
+@pytest.mark.parametrize("variables", [1, 400])
+def test_no_poll_stands_in_a_bounds_check(variables: int) -> None:
+    """Its loops end soon, and devices know checks by their exact text."""
+    names = range(variables)
+    source = (
+        "".join(f"__device__ int v{n}[{n + 1}];\n" for n in names)
+        + 'extern "C" __global__ void k(int** p, int n) {\n'
+        + "".join(f"p[{n}] = v{n};" for n in names)
+        + "while (*(volatile int*)p[n] != 7) p[n][3] += 1; }"
+    )
+    made = parse(compile_program(source).ptx)
+    assert polls(made.entries()[KILLABLE]) == 1
+    folded = fold_pseudos(made.entries()[KILLABLE], checked=True)
+    assert not [text for text in texts(folded) if "gpud_ranges" in text]

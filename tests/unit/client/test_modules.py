@@ -22,7 +22,8 @@ def test_what_a_kernel_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
     options: Any = iter(["-DN=4"])  # more than is promised
     k = gpu.kernel("source", "axpy<float>", options=options, form="sliced", progress="blocks")
     message = daemon.of(wm.Compile)[0]
-    assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced", "blocks", False, ())
+    assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced", "blocks", False, (),
+                           True, ())  # fmt: skip
     assert (k.name, k.form, k.why) == ("axpy<float>", "sliced", ("no departures",))
     assert k.params[0] == gc.Parameter("p0", "float", 4, 4, 0)
     assert len(k.params) == 4
