@@ -33,7 +33,7 @@ from bench.harness.machine import describe
 from bench.harness.timing import load
 from gpud.demo.arrivals import poisson
 from gpud.demo.background_load import BackgroundLoad
-from gpud.demo.colocation import Comparison, Sizes, Window, compare, open_experiment, sizes_for
+from gpud.demo.colocation import Comparison, DemoWindow, Sizes, compare, open_experiment, sizes_for
 
 RESULT = Path(__file__).parent / "results" / "colocation.json"
 POLICIES = ("reservations", "lane", "fifo", "equal")
@@ -126,8 +126,8 @@ def measure(
     rows = {(share, policy): Row(policy, share, block_ms) for share in loads for policy in policies}
     for seed in range(1, repeat + 1):
         arrivals = {share: poisson(share / REQUEST_S, seconds, seed) for share in loads}
-        online: dict[float, Window] = {}
-        own: dict[float, Window] = {}
+        online: dict[float, DemoWindow] = {}
+        own: dict[float, DemoWindow] = {}
         for policy in policies:
             lane = policy == "lane"
             daemons = "reservations" if lane else policy

@@ -136,12 +136,12 @@ class Machine:
     def hear(self, event: Any) -> None:
         """Lend, with a plan; book. What the device host sends is sent."""
         self.link.send(event)
-        if isinstance(event, m.LaneIdle):
+        if isinstance(event, m.LaneLent):
             self.epoch += 1
             self.job.resize(self.slices, self.epoch)
             self.lending.plan(m.TakeBackPlan(LANE, 0, event.epoch, ((OFFLINE, self.slices),)))
             self.idle.set()
-        elif isinstance(event, m.LaneWoke):
+        elif isinstance(event, m.LaneTookBack):
             self.epoch += 1
             self.job.resize(0, self.epoch, booked=sum(slices for _, slices in event.taken))
             self.woke.set()

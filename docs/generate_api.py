@@ -17,7 +17,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.occupancy import SM_LIMITS
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch
-from gpud.device.interface import LaunchSequence, LaunchSpec, Parameter, Run, pack_parameters
+from gpud.device.interface import LaunchSequence, LaunchSpec, PlacedParameter, Run, pack_parameters
 
 __all__ = ["compiler_page", "device_page"]
 
@@ -88,7 +88,7 @@ def device_page() -> str:
         LaunchSequence,
         Run,
         NativeLaunch,
-        Parameter,
+        PlacedParameter,
         pack_parameters,
     )
     rows = [

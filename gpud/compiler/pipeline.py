@@ -36,7 +36,7 @@ from types import MappingProxyType
 
 from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.abi.reserved_names import killable_variant, sliced_variant
-from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.block_shape import ShapeRule
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.launch_shared import with_launch_shared
 from gpud.compiler.analysis.name_checks import check_variant_names
@@ -500,7 +500,7 @@ def _with_variants(decisions: dict[str, Decision], killable: frozenset[str]) -> 
                     entry=sliced_variant(name),
                     form=Form.SLICED,
                     exit_aware=False,
-                    shape=Shape.ANY,
+                    shape=ShapeRule.ANY,
                     barrier=None,
                 )
             )

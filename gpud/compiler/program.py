@@ -21,12 +21,12 @@ from gpud.compiler.abi.reserved_names import (
     killable_variant,
     sliced_variant,
 )
-from gpud.compiler.analysis.block_shape import Shape, holds
+from gpud.compiler.analysis.block_shape import ShapeRule, holds
 from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.data_layout import layout_bytes, size_and_align
 from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
-from gpud.compiler.variables import NO_BLOCK, Block, Relocation
+from gpud.compiler.variables import NO_BLOCK, Relocation, VariableBlock
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
 
 if TYPE_CHECKING:  # processes that only read programs do not load the analyses
@@ -110,7 +110,7 @@ class KernelInfo:
         capabilities: Device features beyond the usual that it needs.
         waits_on_blocks: Whether its blocks wait for others: they claim one task block at a time,
             none in advance.
-        shape: Block shapes for which the persistent form is legal.
+        shape: VariableBlock shapes for which the persistent form is legal.
         legal: Forms that may be forced, least restricted first.
         parameters: As the caller passes them, without the hidden control parameter.
         max_block: ``.maxntid``, None if it is not given.
@@ -129,7 +129,7 @@ class KernelInfo:
     why: tuple[Reason, ...]
     capabilities: tuple[Reason, ...]
     waits_on_blocks: bool
-    shape: Shape
+    shape: ShapeRule
     legal: tuple[Form, ...]
     parameters: tuple[ParameterInfo, ...]
     max_block: tuple[int, int, int] | None
@@ -206,7 +206,7 @@ class Program:
     symbols: dict[str, SymbolInfo]
     log: str = ""
     sites: tuple[Site, ...] = ()
-    block: Block = NO_BLOCK
+    block: VariableBlock = NO_BLOCK
 
     def kernel(self, name: str) -> KernelInfo:
         """Return the kernel of a name: see `gpud.compiler.kernel_names`.
@@ -276,7 +276,7 @@ class Program:
             raise ValueError(f"not an encoded program: {error}") from error
 
 
-def _block(plain: list[Any], symbols: Iterable[SymbolInfo], data: bytes) -> Block:
+def _block(plain: list[Any], symbols: Iterable[SymbolInfo], data: bytes) -> VariableBlock:
     """Build the block of variables from JSON; ``data`` are the bytes of its pieces."""
     size, pieces, relocations = plain
     made = []
@@ -284,7 +284,7 @@ def _block(plain: list[Any], symbols: Iterable[SymbolInfo], data: bytes) -> Bloc
         made.append((at, data[:length]))
         data = data[length:]
     offsets = {one.name: one.offset for one in symbols if one.offset is not None}
-    block = Block(size, offsets, tuple(made), tuple(map(_relocation, relocations)))
+    block = VariableBlock(size, offsets, tuple(made), tuple(map(_relocation, relocations)))
     block.check()
     return block
 
@@ -345,10 +345,10 @@ def kernel_info(
 
 def has_sliced_variant(decision: Decision) -> bool:
     """Return whether the kernel also gets a variant in sliced form, for some block shapes."""
-    return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
+    return decision.form is Form.PERSISTENT and decision.shape is not ShapeRule.ANY
 
 
-def symbols_of(module: Module, block: Block = NO_BLOCK) -> dict[str, SymbolInfo]:
+def symbols_of(module: Module, block: VariableBlock = NO_BLOCK) -> dict[str, SymbolInfo]:
     """Return the variables of ``module`` that the host can access, by name, without gpud's own."""
     offsets = block.offsets
     symbols: dict[str, SymbolInfo] = {}
@@ -418,7 +418,7 @@ def kernel_from(plain: dict[str, Any]) -> KernelInfo:
             **plain,
             **extents,
             "form": Form(plain["form"]),
-            "shape": Shape(plain["shape"]),
+            "shape": ShapeRule(plain["shape"]),
             "legal": tuple(map(Form, plain["legal"])),
             "why": tuple(Reason(**one) for one in plain["why"]),
             "capabilities": tuple(Reason(**one) for one in plain["capabilities"]),

@@ -40,7 +40,7 @@ from gpud.compiler.ptx.model import (
     Variable,
 )
 
-__all__ = ["NO_BLOCK", "Block", "Relocation", "place_variables"]
+__all__ = ["NO_BLOCK", "Relocation", "VariableBlock", "place_variables"]
 
 _SPACES = ("global", "const")
 _LEAST_ALIGN = 16
@@ -51,7 +51,7 @@ Relocation = tuple[int, int, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class VariableBlock:
     """The block of a program's variables.
 
     Attributes:
@@ -85,10 +85,10 @@ class Block:
             raise ValueError("an initial value lies outside of the variables' block")
 
 
-NO_BLOCK = Block()
+NO_BLOCK = VariableBlock()
 
 
-def place_variables(module: Module) -> Block:
+def place_variables(module: Module) -> VariableBlock:
     """Place the variables of a flat module."""
     placed = _placeable(module)
     end = 0
@@ -111,7 +111,7 @@ def place_variables(module: Module) -> Block:
                 relocations.append((begin + at, size, target, leaf.mask))
         if any(data):
             pieces.append((begin, bytes(data)))
-    return Block(end, offsets, tuple(pieces), tuple(relocations))
+    return VariableBlock(end, offsets, tuple(pieces), tuple(relocations))
 
 
 def _placeable(module: Module) -> list[Variable]:

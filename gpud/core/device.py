@@ -35,7 +35,7 @@ from gpud.core.commands import Command, ResizeJob, StartJob
 from gpud.core.device_users import DeviceUsers
 from gpud.core.job import Because, JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
-from gpud.core.pause import Pause
+from gpud.core.pause import PauseState
 from gpud.core.service import ServiceRecord
 from gpud.core.settings import Settings
 from gpud.core.users import UserRecord
@@ -143,7 +143,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.starting: list[JobRecord] = []
         self.because = Because.FREE
         self.because_of: JobId | None = None
-        self.pause: Pause | None = None
+        self.pause: PauseState | None = None
         self.dirty = False
         self.now_ns = now_ns
         self._hold_ns = settings.hold_ns if separates_online else 0
@@ -248,7 +248,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             self.rebalancing = True
         self.dirty = True
 
-    def set_pause(self, pause: Pause | None) -> None:
+    def set_pause(self, pause: PauseState | None) -> None:
         """Pause the device, or end that: jobs that wait are in no queue while it is paused."""
         self.pause = pause
         self.dirty = True

@@ -19,7 +19,7 @@ from gpud.core.device import DeviceRecord
 from gpud.core.job import Because, JobRecord
 from gpud.core.job_table import JobTable
 from gpud.core.lifecycles import DeviceInput, JobInput, JobState
-from gpud.core.pause import Pause
+from gpud.core.pause import PauseState
 from gpud.core.policy import Policy
 from gpud.core.settings import Settings
 from gpud.core.sort_keys import preparation_key
@@ -134,7 +134,7 @@ class DeviceTable:
         by, since = event.by, event.since
         if device.pause is not None:
             by, since = device.pause.by, device.pause.since
-        device.set_pause(Pause(by, since, event.now, at_ns))
+        device.set_pause(PauseState(by, since, event.now, at_ns))
         if event.now and self._policy.resizes:
             with device.changing(Because.PAUSE):
                 idle = [lane for lane in device.lending.values() if not lane.online]

@@ -3,8 +3,8 @@
 Problem: somebody has to work on a machine, or needs it alone for an hour. Nothing new may start on
 a device then, what runs goes on or makes room, and afterwards all goes on where it was.
 
-Approach: a device has a `Pause` or none. While it has one, its waiting jobs are in no queue, so
-that no policy sees them. With ``now``, all that jobs can give up is taken from them, and the
+Approach: a device has a `PauseState` or none. While it has one, its waiting jobs are in no queue,
+so that no policy sees them. With ``now``, all that jobs can give up is taken from them, and the
 policy is not asked until the pause ends, so that nobody gets it. The pause is the device's: it
 outlasts the device's hosts, and ends with the daemon.
 
@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Pause"]
+__all__ = ["PauseState"]
 
 
-class Pause(NamedTuple):
+class PauseState(NamedTuple):
     """Why a device is paused.
 
     Attributes:

@@ -13,7 +13,7 @@ import gpud_client as gc
 from gpud.demo.allocation_trace import changes_in, trace_problems
 from gpud.demo.arrivals import poisson
 from gpud.demo.background_load import BackgroundLoad
-from gpud.demo.colocation import Comparison, Sizes, Window, compare, open_experiment, sizes_for
+from gpud.demo.colocation import Comparison, DemoWindow, Sizes, compare, open_experiment, sizes_for
 from gpud.demo.metrics import percentile
 from gpud.demo.plot import MissingMatplotlibError, Panel, draw
 from gpud.demo.report import conclusion, impossible, note, table
@@ -142,9 +142,9 @@ class _Demo:
 
     def _measure_all(
         self, sizes: Sizes, arrivals: list[float]
-    ) -> tuple[tuple[Window, Window], list[Window]]:
+    ) -> tuple[tuple[DemoWindow, DemoWindow], list[DemoWindow]]:
         seconds, windows = self._options.seconds, []
-        alone: list[Window] = []
+        alone: list[DemoWindow] = []
         for policy, name in POLICIES.items():
             with open_experiment(self._options.device, policy, sizes) as experiment:
                 if not alone:
@@ -173,7 +173,7 @@ class _Demo:
 
     # -- output
 
-    def _print_checks(self, windows: list[Window]) -> None:
+    def _print_checks(self, windows: list[DemoWindow]) -> None:
         requests = sum(len(window.answers.latencies_s) for window in windows)
         jobs = sum(sum(window.jobs.values()) for window in windows)
         print(
@@ -184,8 +184,8 @@ class _Demo:
     def _write_files(
         self,
         sizes: Sizes,
-        alone: tuple[Window, Window],
-        windows: list[Window],
+        alone: tuple[DemoWindow, DemoWindow],
+        windows: list[DemoWindow],
         compared: list[Comparison],
     ) -> None:
         written = []
@@ -205,7 +205,7 @@ class _Demo:
         print(f"traces   {self._out}/trace-*.json: open one in https://ui.perfetto.dev")
 
     def _figures(
-        self, sizes: Sizes, alone: tuple[Window, Window], compared: list[Comparison]
+        self, sizes: Sizes, alone: tuple[DemoWindow, DemoWindow], compared: list[Comparison]
     ) -> dict[str, Any]:
         options = self._options
         return {
@@ -219,7 +219,9 @@ class _Demo:
             "impossible": impossible(compared, POLICIES),
         }
 
-    def _draw(self, online: Window, windows: list[Window], compared: list[Comparison]) -> Path:
+    def _draw(
+        self, online: DemoWindow, windows: list[DemoWindow], compared: list[Comparison]
+    ) -> Path:
         panels = [
             Panel(
                 POLICIES[window.name],

@@ -25,9 +25,17 @@ from gpud.demo.metrics import (
 )
 from gpud.demo.offline_client import OfflineClient, Sized, size_kernel
 from gpud.demo.offline_kernels import OFFLINE
-from gpud.demo.online_client import Answers, OnlineClient, layers_for
+from gpud.demo.online_client import OnlineAnswers, OnlineClient, layers_for
 
-__all__ = ["Comparison", "Experiment", "Sizes", "Window", "compare", "open_experiment", "sizes_for"]
+__all__ = [
+    "Comparison",
+    "DemoWindow",
+    "Experiment",
+    "Sizes",
+    "compare",
+    "open_experiment",
+    "sizes_for",
+]
 
 _LEAD_IN_S = 0.3
 
@@ -41,7 +49,7 @@ class Sizes:
 
 
 @dataclass
-class Window:
+class DemoWindow:
     """The measurements of one window.
 
     Attributes:
@@ -58,7 +66,7 @@ class Window:
     name: str
     began_s: float
     seconds: float
-    answers: Answers = field(default_factory=Answers)
+    answers: OnlineAnswers = field(default_factory=OnlineAnswers)
     busy: float = 0.0
     rates: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, int] = field(default_factory=dict)
@@ -110,7 +118,7 @@ class Experiment:
 
     def measure(
         self, name: str, seconds: float, arrivals_s: Sequence[float] = (), *, offline: bool
-    ) -> Window:
+    ) -> DemoWindow:
         """Measures a window; returns when all requests and jobs that began in it have ended.
 
         Args:
@@ -125,7 +133,7 @@ class Experiment:
         try:
             began = time.monotonic() + _LEAD_IN_S
             time.sleep(_LEAD_IN_S)
-            window = Window(name, began, seconds)
+            window = DemoWindow(name, began, seconds)
             first = _counts(clients)
             with ThreadPoolExecutor(1, "requests") as pool:
                 # Queued requests may run long after the window; offline work is counted to its end.
@@ -191,7 +199,7 @@ def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) ->
 
 
 def compare(
-    together: Window, online_alone: Window, offline_alone: Window, sizes: Sizes
+    together: DemoWindow, online_alone: DemoWindow, offline_alone: DemoWindow, sizes: Sizes
 ) -> Comparison:
     """Compute the metrics of a co-located window.
 

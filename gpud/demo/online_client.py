@@ -23,14 +23,14 @@ import gpud_client as gc
 from gpud.demo.offline_kernels import Array
 from gpud.demo.online_network import BATCH, BLOCK, INPUTS, ONLINE_SOURCE, SLOTS, WIDTH, network
 
-__all__ = ["Answers", "OnlineClient", "layers_for"]
+__all__ = ["OnlineAnswers", "OnlineClient", "layers_for"]
 
 _RESULT_S = 60.0
 _TRIAL_LAYERS = 6
 
 
 @dataclass
-class Answers:
+class OnlineAnswers:
     """The measurements of answered requests, in order of arrival.
 
     Attributes:
@@ -101,14 +101,14 @@ class OnlineClient:
         """Submit a request and wait for its answer; return its running time in seconds."""
         return self._take(number, self.submit(number))
 
-    def serve(self, arrivals_s: list[float], began_s: float) -> Answers:
+    def serve(self, arrivals_s: list[float], began_s: float) -> OnlineAnswers:
         """Submit requests as they arrive; return when all are answered.
 
         Args:
             arrivals_s: arrival times in seconds after ``began_s``, ascending.
             began_s: start time on the clock of `time.monotonic`, not in the past.
         """
-        answers = Answers(arrived_s=[began_s + at for at in arrivals_s])
+        answers = OnlineAnswers(arrived_s=[began_s + at for at in arrivals_s])
         waiting: queue.SimpleQueue[tuple[int, gc.Job] | None] = queue.SimpleQueue()
 
         def take() -> None:
@@ -142,7 +142,7 @@ class OnlineClient:
                     f"slot {number}: {wrong} rows were not answered {slot.answered} times"
                 )
 
-    def _take(self, number: int, job: gc.Job, answers: Answers | None = None) -> float:
+    def _take(self, number: int, job: gc.Job, answers: OnlineAnswers | None = None) -> float:
         job.result(_RESULT_S)
         if answers is not None:
             answers.latencies_s.append(time.monotonic() - answers.arrived_s[number])

@@ -30,7 +30,6 @@ __all__ = [
     "OUTPUT_LIMIT_BYTES",
     "RESIZABLE",
     "REWRITTEN",
-    "Arena",
     "Arrays",
     "Device",
     "Form",
@@ -38,8 +37,9 @@ __all__ = [
     "LaunchInfo",
     "LaunchSequence",
     "LaunchSpec",
+    "MappedArena",
     "Memory",
-    "Parameter",
+    "PlacedParameter",
     "ProgramModule",
     "Run",
     "as_dim3",
@@ -49,7 +49,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class PlacedParameter:
     """A kernel parameter: its offset and size in the parameter buffer, in bytes, and its PTX type.
 
     A struct passed by value is an array in PTX; its type here is the element type.
@@ -75,7 +75,7 @@ class Kernel(Protocol):
     """A kernel of a loaded module."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[PlacedParameter, ...]
 
 
 class ProgramModule(Protocol):
@@ -247,7 +247,7 @@ Arrays = Literal["shared", "copied"]
 """Where kernels see a session's arrays: in its memory file itself, or in a copy on the device."""
 
 
-class Arena(Protocol):
+class MappedArena(Protocol):
     """A session's memory, mapped on a device.
 
     On a device whose arrays are ``copied`` it also has ``commit``, ``release``, ``upload`` and
@@ -288,7 +288,7 @@ class Device(Protocol):
     def uuid(self) -> str:
         """The GPU's UUID as the driver reports it; empty for other devices."""
 
-    def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
+    def map_arena(self, descriptor: int, size: int, base: int = 0) -> MappedArena:
         """Map a session's memory file; ``base`` is the device address that it must have, 0: any.
 
         The descriptor may be closed afterwards.
@@ -357,17 +357,17 @@ class Device(Protocol):
         """Release all resources of the device."""
 
 
-def parameters_of(entry: ptx.Function) -> tuple[Parameter, ...]:
+def parameters_of(entry: ptx.Function) -> tuple[PlacedParameter, ...]:
     """Return a kernel's parameters with their offsets in the buffer, each at its own alignment."""
     starts, _ = offsets(entry.parameters)
     placed = []
     for parameter, start in zip(entry.parameters, starts, strict=True):
         size, _ = size_and_align(parameter)
-        placed.append(Parameter(parameter.name, start, size, parameter.type))
+        placed.append(PlacedParameter(parameter.name, start, size, parameter.type))
     return tuple(placed)
 
 
-def pack_parameters(parameters: tuple[Parameter, ...], values: list[bytes]) -> bytes:
+def pack_parameters(parameters: tuple[PlacedParameter, ...], values: list[bytes]) -> bytes:
     """Pack values, given as bytes of the right sizes, into a parameter buffer.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpud.compiler.abi.control_words import MAX_TASK_BLOCKS
-from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchSpec, Parameter, as_dim3
+from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchSpec, PlacedParameter, as_dim3
 from gpud.errors import LaunchConfigError
 
 __all__ = [
@@ -68,13 +68,13 @@ def checked_block(block: int | Sequence[int], most_threads: int = THREADS_PER_BL
     return shape
 
 
-def own_parameters(kernel: Any, form: str) -> tuple[Parameter, ...]:
+def own_parameters(kernel: Any, form: str) -> tuple[PlacedParameter, ...]:
     """Return a kernel's parameters without the hidden one.
 
     Raises:
         ValueError: the form says that there is a hidden one, and there is none.
     """
-    parameters: tuple[Parameter, ...] = kernel.parameters
+    parameters: tuple[PlacedParameter, ...] = kernel.parameters
     if form not in REWRITTEN:
         return parameters
     if not parameters or parameters[-1].size != 8:

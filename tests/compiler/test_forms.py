@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.analysis.block_shape import Shape, holds
+from gpud.compiler.analysis.block_shape import ShapeRule, holds
 from gpud.compiler.forms.classifier import Decision, Form, check_target, classify
 from gpud.errors import REJECTIONS, KernelNotFound, KernelRejected
 from tests.compiler.support.flat_programs import REGISTERS, compiled, entry, program
@@ -51,7 +51,7 @@ def test_plain_persistent(body: str) -> None:
     decision = cuda(body)
     assert decision.form is Form.PERSISTENT, decision.why
     assert not decision.exit_aware
-    assert decision.shape is Shape.ANY
+    assert decision.shape is ShapeRule.ANY
     assert codes(decision) == ["persistent"]
     assert decision.legal == (Form.PERSISTENT, Form.SLICED, Form.WHOLE)
 
@@ -117,26 +117,26 @@ def test_barriers_in_functions_count() -> None:
 @pytest.mark.parametrize(
     ("body", "shape"),
     [
-        ("if (threadIdx.x < 32) x[i] = __shfl_down_sync(~0u, i, 1);", Shape.ROWS),
-        ("if (threadIdx.x / 32 == 0) x[i] = __shfl_down_sync(~0u, i, 1);", Shape.ROWS),
-        ("if (i / 32 < n) x[i] = __shfl_down_sync(~0u, i, 1);", Shape.ROWS | Shape.WHOLE),
+        ("if (threadIdx.x < 32) x[i] = __shfl_down_sync(~0u, i, 1);", ShapeRule.ROWS),
+        ("if (threadIdx.x / 32 == 0) x[i] = __shfl_down_sync(~0u, i, 1);", ShapeRule.ROWS),
+        ("if (i / 32 < n) x[i] = __shfl_down_sync(~0u, i, 1);", ShapeRule.ROWS | ShapeRule.WHOLE),
         (
             (
                 "int r = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;"
                 "if (r < 32) x[i] = __shfl_down_sync(~0u, i, 1);"
             ),
-            Shape.ANY,
+            ShapeRule.ANY,
         ),
     ],
 )
-def test_whole_warps_may_leave_before_a_collective(body: str, shape: Shape) -> None:
+def test_whole_warps_may_leave_before_a_collective(body: str, shape: ShapeRule) -> None:
     decision = cuda(body)
     assert decision.form is Form.PERSISTENT, decision.why
     assert decision.shape == shape
-    assert ("block-shape" in codes(decision)) is (shape is not Shape.ANY)
+    assert ("block-shape" in codes(decision)) is (shape is not ShapeRule.ANY)
     assert holds(decision.shape, (64, 2, 1))
-    assert holds(decision.shape, (48, 2, 1)) is (shape is Shape.ANY)
-    assert holds(decision.shape, (48, 1, 1)) is not bool(shape & Shape.WHOLE)
+    assert holds(decision.shape, (48, 2, 1)) is (shape is ShapeRule.ANY)
+    assert holds(decision.shape, (48, 1, 1)) is not bool(shape & ShapeRule.WHOLE)
 
 
 # -- sliced ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gpud.compiler.ptx.model import Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
-from gpud.compiler.variables import Block, place_variables
+from gpud.compiler.variables import VariableBlock, place_variables
 from gpud.errors import KernelRejected
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -30,7 +30,7 @@ def code_of(declared: str, body: str) -> str:
     return " ".join(print_module(made).split())
 
 
-def bytes_of(block: Block, base: int) -> bytes:
+def bytes_of(block: VariableBlock, base: int) -> bytes:
     memory = bytearray(block.size)
     for at, data in block.written(base):
         memory[at : at + len(data)] = data
@@ -119,7 +119,9 @@ def test_a_program_keeps_its_block_when_it_is_encoded() -> None:
     assert Program.decode(program.encode()) == program
     assert program.symbols["p"].offset == 16
     outside = Program.decode(program.encode())
-    broken = Block(8, outside.block.offsets, outside.block.pieces, outside.block.relocations)
+    broken = VariableBlock(
+        8, outside.block.offsets, outside.block.pieces, outside.block.relocations
+    )
     with pytest.raises(ValueError, match="outside of the variables' block"):
         broken.check()
 

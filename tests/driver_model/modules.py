@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cuda.bindings import driver as real
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.interface import Parameter, parameters_of
+from gpud.device.interface import PlacedParameter, parameters_of
 from tests.driver_model.handles import Misuse
 from tests.driver_model.memory import Span
 
@@ -41,7 +41,7 @@ class RefusedError(Exception):
 class Entry(NamedTuple):
     """An entry of a program: its parameters, and the most threads of a block."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[PlacedParameter, ...]
     most_threads: int | None
 
     @staticmethod

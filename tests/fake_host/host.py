@@ -227,14 +227,14 @@ class FakeHost(VirtualSMs):
         if type(command) not in self.holds:
             self.answer()
 
-    def _load(self, command: m.Load) -> None:
+    def _load(self, command: m.LoadModule) -> None:
         self.modules[command.module] = command.ptx
         self._send(m.Replied(command.ticket))
 
-    def _unload(self, command: m.Unload) -> None:
+    def _unload(self, command: m.UnloadModule) -> None:
         self.modules.pop(command.module, None)  # its Load may not have come
 
-    def _measure(self, command: m.Measure) -> None:
+    def _measure(self, command: m.MeasureKernel) -> None:
         behaviour = self._behaviour(command.entry)
         assert command.module in self.modules, f"no module {command.module}"
         if behaviour.refusal is not None:
@@ -278,7 +278,7 @@ class FakeHost(VirtualSMs):
         if job is not None:
             self.kill(job)
 
-    def _open_lane(self, command: m.OpenLane) -> None:
+    def _open_lane(self, command: m.StartLane) -> None:
         self.lanes[command.job] = self._descriptors.pop(0)
 
     def _end_lane(self, number: int) -> None:
@@ -287,7 +287,7 @@ class FakeHost(VirtualSMs):
             os.close(descriptor)
             self._send(m.RunEnded(number, None, False, b"", 0, 0, 0, self.now_ns))
 
-    def _cancel_launch(self, command: m.CancelLaunch) -> None:
+    def _cancel_launch(self, command: m.CancelLaneLaunch) -> None:
         assert command.job in self.lanes, f"no lane {command.job}"
 
     def _read_progress(self, command: m.ReadProgress) -> None:
@@ -298,12 +298,12 @@ class FakeHost(VirtualSMs):
         ]
         self._send(m.Replied(command.ticket, rows))
 
-    def _read_symbol(self, command: m.ReadSymbol) -> None:
+    def _read_symbol(self, command: m.ReadVariable) -> None:
         held = self._symbol(command.module, command.name, command.offset + command.size)
         data = bytes(held[command.offset : command.offset + command.size])
         self._send(m.Replied(command.ticket, data))
 
-    def _write_symbol(self, command: m.WriteSymbol) -> None:
+    def _write_symbol(self, command: m.WriteVariable) -> None:
         held = self._symbol(command.module, command.name, command.offset + len(command.data))
         held[command.offset : command.offset + len(command.data)] = command.data
         self._send(m.Replied(command.ticket))
@@ -321,19 +321,19 @@ _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.Ping: FakeHost._answer,
     m.Commit: FakeHost._copy,
     m.Release: FakeHost._copy,
-    m.Upload: FakeHost._copy,
-    m.Download: FakeHost._copy,
-    m.Load: FakeHost._load,
-    m.Unload: FakeHost._unload,
-    m.Measure: FakeHost._measure,
+    m.UploadRange: FakeHost._copy,
+    m.DownloadRange: FakeHost._copy,
+    m.LoadModule: FakeHost._load,
+    m.UnloadModule: FakeHost._unload,
+    m.MeasureKernel: FakeHost._measure,
     m.StartRun: FakeHost._start_job,
     m.ResizeJob: FakeHost._resize_job,
     m.EndJob: FakeHost._end_job,
     m.KillJob: FakeHost._kill_job,
-    m.OpenLane: FakeHost._open_lane,
-    m.PrepareLaunch: FakeHost._answer,
-    m.CancelLaunch: FakeHost._cancel_launch,
+    m.StartLane: FakeHost._open_lane,
+    m.AddLaunchSite: FakeHost._answer,
+    m.CancelLaneLaunch: FakeHost._cancel_launch,
     m.ReadProgress: FakeHost._read_progress,
-    m.ReadSymbol: FakeHost._read_symbol,
-    m.WriteSymbol: FakeHost._write_symbol,
+    m.ReadVariable: FakeHost._read_symbol,
+    m.WriteVariable: FakeHost._write_symbol,
 }

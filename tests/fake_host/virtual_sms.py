@@ -26,11 +26,11 @@ class Behaviour:
 
     Attributes:
         block_ns: duration of each task block; None: it never ends, even if released.
-        occupancy: the reply to `Measure`.
+        occupancy: the reply to `MeasureKernel`.
         late_ns: delay between the end of its task block and the leaving of a released block.
         trap_at: the number of a task block that traps at its end.
         output: the kernel's output.
-        refusal: the error with which `Measure` is refused.
+        refusal: the error with which `MeasureKernel` is refused.
         poll_ns: delay after `KillJob` until the blocks of a killable entry leave; None: never.
     """
 

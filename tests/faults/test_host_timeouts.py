@@ -117,7 +117,7 @@ async def test_who_compiles_for_ever_costs_the_others_one_host(
     device = world.daemon.devices[0]
 
     async def start(child: ChildProcess) -> None:
-        trials.append(Deaf(sms=2, deaf_to=(hm.Measure,)))
+        trials.append(Deaf(sms=2, deaf_to=(hm.MeasureKernel,)))
         child.attach(trials[-1].connect())
 
     monkeypatch.setattr(device._quarantine, "_start", start)
@@ -160,7 +160,7 @@ async def test_a_host_that_compiles_for_ever_is_replaced_and_the_kernel_is_suspe
     monkeypatch.setattr(device._watchdog, "_limits", device._limits._replace(compile=0.5))
     client = await world.client()
     module = (await client.compile(PTX.format(name="k"))).module
-    host.deaf_to = (hm.Measure,)
+    host.deaf_to = (hm.MeasureKernel,)
     measured = asyncio.ensure_future(client.measure(module))
     await until(lambda: suspected)
     host.deaf_to = ()
@@ -172,8 +172,8 @@ async def test_a_host_that_compiles_for_ever_is_replaced_and_the_kernel_is_suspe
 
 
 NONSENSE: dict[type, tuple[Any, ...]] = {
-    hm.Measure: (0, -1, 1 << 16, "4", None, [1], True),
-    hm.ReadSymbol: (None, b"", b"12345", "1234"),
+    hm.MeasureKernel: (0, -1, 1 << 16, "4", None, [1], True),
+    hm.ReadVariable: (None, b"", b"12345", "1234"),
     hm.ReadProgress: (
         None,
         5,
@@ -186,21 +186,21 @@ NONSENSE: dict[type, tuple[Any, ...]] = {
         [[5, 0, 1, 0, -1]],
     ),
     hm.OpenArena: (None, 5),
-    hm.Load: (0, b""),
-    hm.WriteSymbol: (False,),
+    hm.LoadModule: (0, b""),
+    hm.WriteVariable: (False,),
 }
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
 async def test_a_reply_that_cannot_be_is_seen(kind: Any) -> None:
     fields: dict[type, tuple[Any, ...]] = {
-        hm.Measure: (1, 5, "k", (32, 1, 1), 0),
+        hm.MeasureKernel: (1, 5, "k", (32, 1, 1), 0),
         hm.ReadProgress: (1, (5,)),
         hm.OpenArena: (1, 9, 4096, 4096),
     }
     command = kind(*fields.get(kind, (1, 5, "name", 0, 4)[: len(kind._fields)]))
     good = {
-        hm.Measure: 4, hm.ReadSymbol: b"1234", hm.OpenArena: 4096,
+        hm.MeasureKernel: 4, hm.ReadVariable: b"1234", hm.OpenArena: 4096,
         hm.ReadProgress: [[5, 0, 1, 9, 0]],
     }  # fmt: skip
     check_reply(command, good.get(kind))
@@ -222,7 +222,7 @@ async def test_a_host_that_says_what_cannot_be_is_replaced(
 
     def lies(event: Any) -> None:
         nonlocal told
-        measured = bool(host.commands) and isinstance(host.commands[-1], hm.Measure)
+        measured = bool(host.commands) and isinstance(host.commands[-1], hm.MeasureKernel)
         lie: Any = None
         if how == "end" and isinstance(event, hm.RunEnded):
             lie = event._replace(error={"code": 5})
@@ -297,16 +297,16 @@ async def test_a_module_that_was_unloaded_meanwhile_is_not_loaded_again(world: W
     await world.start(host)
     client = await world.client()
     module = (await client.compile(PTX.format(name="k"))).module
-    host.deaf_to = (hm.Load,)
+    host.deaf_to = (hm.LoadModule,)
     client.send(wm.Measure(99, module, 0, (32, 1, 1), 0))
-    await until(lambda: any(type(command) is hm.Load for command in host.commands))
+    await until(lambda: any(type(command) is hm.LoadModule for command in host.commands))
     client.send(wm.Unload(module))
     await client.query("status")
     host.deaf_to, host.commands = (), []
     host.die()
     failed = await client.expect(wm.Failed)
     assert "unloaded meanwhile" in failed.error["message"]
-    assert not [command for command in host.commands if type(command) is hm.Load]
+    assert not [command for command in host.commands if type(command) is hm.LoadModule]
 
 
 async def test_a_host_that_starts_for_ever_is_replaced(
@@ -354,7 +354,7 @@ async def test_a_job_is_not_blamed_for_what_happens_while_something_is_compiled(
     client.submit(1, module, 100)
     await until(lambda: host.jobs)
     other = (await client.compile(PTX.format(name="other"))).module
-    host.deaf_to = (hm.Measure,)
+    host.deaf_to = (hm.MeasureKernel,)
     client.send(wm.Measure(99, other, 0, (32, 1, 1), 0))
     await until(lambda: [c for c in host.commands if getattr(c, "entry", "") == "other"])
     host.die()
@@ -429,7 +429,7 @@ async def test_a_job_whose_host_ends_each_time_it_is_made_ready_is_given_up(
 
     def dies(message: Any) -> None:
         received.append(type(message))
-        if isinstance(message, hm.Load):
+        if isinstance(message, hm.LoadModule):
             host.die()
         else:
             FakeHost.handle(host, message)
@@ -440,5 +440,5 @@ async def test_a_job_whose_host_ends_each_time_it_is_made_ready_is_given_up(
     finished = await client.finished(2)
     assert finished.error["code"] == "device-lost"
     assert "lost 3 times while job" in finished.error["message"]
-    assert received.count(hm.Load) == 3
+    assert received.count(hm.LoadModule) == 3
     assert hm.StartRun not in received

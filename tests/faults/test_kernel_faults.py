@@ -41,8 +41,10 @@ async def test_a_sessions_memory_is_mapped_before_its_first_module_is_loaded(wor
     await world.start(FakeHost(auto=True))
     client = await world.client()
     module = await compiled(client, PTX.format(name="k"))
-    kinds = [type(one) for one in world.host.commands if isinstance(one, hm.OpenArena | hm.Load)]
-    assert kinds == [hm.OpenArena, hm.Load]
+    kinds = [
+        type(one) for one in world.host.commands if isinstance(one, hm.OpenArena | hm.LoadModule)
+    ]
+    assert kinds == [hm.OpenArena, hm.LoadModule]
     (opened,) = of(world.host, hm.OpenArena)
     assert (opened.session, opened.base > 0) == (client.session, True)
     assert opened.size >= 1 << 20
@@ -73,7 +75,7 @@ async def test_on_a_gpu_only_offline_jobs_with_a_timeout_run_what_can_be_killed(
         assert (await client.finished(number)).state == "done"
     killable = "loops__gpud_killable"
     assert entries(world.host) == ["loops", killable, "loops", "straight", killable]
-    measured = [one.entry for one in of(world.host, hm.Measure)]
+    measured = [one.entry for one in of(world.host, hm.MeasureKernel)]
     assert measured == ["loops", killable, "straight"]
 
 
@@ -86,7 +88,10 @@ async def test_what_can_be_killed_is_made_ready_by_its_first_job_at_the_latest(
     for number in (1, 2):
         client.submit(number, module, timeout_ns=10**9)
         assert (await client.finished(number)).state == "done"
-    assert [one.entry for one in of(world.host, hm.Measure)] == ["loops", "loops__gpud_killable"]
+    assert [one.entry for one in of(world.host, hm.MeasureKernel)] == [
+        "loops",
+        "loops__gpud_killable",
+    ]
 
 
 async def test_on_the_cpu_a_dead_clients_endless_kernel_costs_nobody_the_host(
@@ -179,5 +184,5 @@ async def test_a_module_that_is_unloaded_before_it_was_loaded_is_not_loaded(worl
     refused = await client.expect(wm.Failed, lambda message: message.request == request)
     assert refused.error["code"] == "unknown-name"
     await client.query("status")
-    assert of(world.host, hm.Load) == []
+    assert of(world.host, hm.LoadModule) == []
     assert world.host.modules == {}

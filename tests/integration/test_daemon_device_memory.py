@@ -123,7 +123,7 @@ async def test_a_job_starts_when_what_was_written_has_arrived(world: World) -> N
     client, other = await world.client(), await world.client()
     module, others = await client.kernel(), await other.kernel()
     array = await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     client.send(wm.Upload(0, array, 0, SIZE))
     client.submit(1, module, reservation=(4, 1))
     client.send(wm.Upload(0, array, 4, 8))
@@ -140,55 +140,55 @@ async def test_a_job_starts_when_what_was_written_has_arrived(world: World) -> N
     ]
     world.host.answer()
     assert (await client.finished(1)).state == "done"
-    await until(lambda: len(sent(world, m.Upload)) == 2)
+    await until(lambda: len(sent(world, m.UploadRange)) == 2)
     await heard(client)
     assert len(sent(world, m.StartRun)) == 2, "what comes later is for later jobs"
     world.host.answer()
     assert (await client.finished(2)).state == "done"
-    assert [(one.offset, one.size) for one in sent(world, m.Upload)] == [(0, SIZE), (4, 8)]
+    assert [(one.offset, one.size) for one in sent(world, m.UploadRange)] == [(0, SIZE), (4, 8)]
 
 
 async def test_however_often_an_array_is_written_few_copies_wait(world: World) -> None:
     client = await world.client()
     array = await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     for _ in range(100):
         client.send(wm.Upload(0, array, 0, SIZE))
     await heard(client)
-    assert len(sent(world, m.Upload)) == 1
+    assert len(sent(world, m.UploadRange)) == 1
     world.host.answer()
-    await until(lambda: len(sent(world, m.Upload)) == 2)
+    await until(lambda: len(sent(world, m.UploadRange)) == 2)
     world.host.answer()
     await heard(client)
-    assert len(sent(world, m.Upload)) == 2
+    assert len(sent(world, m.UploadRange)) == 2
     client.send(wm.Upload(0, array, 0, SIZE))
 
 
 async def test_who_writes_more_parts_than_may_wait_waits_and_loses_none(world: World) -> None:
     client = await world.client()
     array, after = await client.allocate(SIZE), await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     for at in range(MOST_PARTS + 10):
         client.send(wm.Upload(0, array, at, 1))
     client.send(wm.Upload(0, after, 0, SIZE))
     for count in range(1, 10):
-        await until(lambda count=count: len(sent(world, m.Upload)) == count)
-        assert len(sent(world, m.Upload)) == count  # the other array's comes last
+        await until(lambda count=count: len(sent(world, m.UploadRange)) == count)
+        assert len(sent(world, m.UploadRange)) == count  # the other array's comes last
         world.host.answer()
     world.host.holds = set()
     world.host.answer()
-    await until(lambda: len(sent(world, m.Upload)) == MOST_PARTS + 11)
-    places = {one.offset for one in sent(world, m.Upload)}
+    await until(lambda: len(sent(world, m.UploadRange)) == MOST_PARTS + 11)
+    places = {one.offset for one in sent(world, m.UploadRange)}
     assert places == {*range(MOST_PARTS + 10), PAGES}
 
 
 async def test_who_waits_for_room_goes_on_with_the_next_host(world: World) -> None:
     client = await world.client()
     array = await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     for at in range(MOST_PARTS + 3):
         client.send(wm.Upload(0, array, at, 1))
-    await until(lambda: sent(world, m.Upload))
+    await until(lambda: sent(world, m.UploadRange))
     await lose(world)
     await heard(client)
 
@@ -196,10 +196,10 @@ async def test_who_waits_for_room_goes_on_with_the_next_host(world: World) -> No
 async def test_who_waits_for_room_may_be_gone(world: World) -> None:
     client = await world.client()
     array = await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     for at in range(MOST_PARTS + 3):
         client.send(wm.Upload(0, array, at, 1))
-    await until(lambda: sent(world, m.Upload))
+    await until(lambda: sent(world, m.UploadRange))
     client.close()
     world.host.holds = set()
     world.host.answer()
@@ -227,10 +227,10 @@ async def test_what_is_freed_is_released_before_it_is_given_out_again(world: Wor
 async def test_what_could_not_be_copied_is_not_computed_on(world: World) -> None:
     client = await world.client()
     module, array = await client.kernel(), await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     client.send(wm.Upload(0, array, 0, SIZE))
     client.submit(1, module)
-    await until(lambda: sent(world, m.Upload))
+    await until(lambda: sent(world, m.UploadRange))
     world.host.answer(InternalError("the file is gone", stage="device host"))
     error = (await client.finished(1)).error
     assert error["code"] == "device-lost"
@@ -245,10 +245,10 @@ async def test_what_a_lost_host_had_not_copied_yet_the_next_one_gets(world: Worl
     client = await world.client()
     module, array = await client.kernel(), await client.allocate(SIZE)
     untouched = await client.allocate(SIZE)
-    world.host.holds = {m.Upload}
+    world.host.holds = {m.UploadRange}
     client.send(wm.Upload(0, array, 0, SIZE))
     client.submit(1, module)
-    await until(lambda: sent(world, m.Upload))
+    await until(lambda: sent(world, m.UploadRange))
     world.host.holds = set()
     world.host.commands.clear()
     await lose(world)
@@ -257,7 +257,7 @@ async def test_what_a_lost_host_had_not_copied_yet_the_next_one_gets(world: Worl
     commits = sent(world, m.Commit)
     assert [(one.offset, one.from_file) for one in commits] == [(0, True), (PAGES, False)]
     assert untouched == array + PAGES
-    assert not sent(world, m.Upload)
+    assert not sent(world, m.UploadRange)
 
 
 async def test_an_allocation_and_a_read_that_are_lost_are_asked_for_again(world: World) -> None:
@@ -266,16 +266,16 @@ async def test_an_allocation_and_a_read_that_are_lost_are_asked_for_again(world:
     client.submit(1, module)
     await client.finished(1)
     await client.ask(lambda r: wm.Download(r, 0, array, 0, SIZE), wm.Answer)
-    assert len(sent(world, m.Download)) == 1
+    assert len(sent(world, m.DownloadRange)) == 1
     await client.ask(lambda r: wm.Download(r, 0, array, 0, SIZE), wm.Answer)
-    assert len(sent(world, m.Download)) == 1  # the file has it, and no job has run since
+    assert len(sent(world, m.DownloadRange)) == 1  # the file has it, and no job has run since
     client.submit(2, module)
     await client.finished(2)
-    world.host.holds = {m.Download, m.Commit}
+    world.host.holds = {m.DownloadRange, m.Commit}
     reading = client.next_request()
     client.send(wm.Download(reading, 0, array, 0, SIZE))
     client.send(wm.Allocate(client.next_request(), 0, SIZE))
-    await until(lambda: len(sent(world, m.Download, m.Commit)) == 4)
+    await until(lambda: len(sent(world, m.DownloadRange, m.Commit)) == 4)
     world.host.holds = set()
     await lose(world)
     failed = await client.expect(wm.Failed)
@@ -288,11 +288,11 @@ async def test_a_session_that_goes_leaves_nothing_that_waits(world: World) -> No
     array = await client.allocate(SIZE)
     client.submit(1, await client.kernel())
     await client.finished(1)
-    world.host.holds = {m.Upload, m.Download}
+    world.host.holds = {m.UploadRange, m.DownloadRange}
     client.send(wm.Download(client.next_request(), 0, array, 0, SIZE))
     client.send(wm.Upload(0, array, 0, SIZE))
     client.send(wm.Upload(0, array, 4, SIZE - 4))
-    await until(lambda: sent(world, m.Upload) and sent(world, m.Download))
+    await until(lambda: sent(world, m.UploadRange) and sent(world, m.DownloadRange))
     client.close()
     await until(lambda: used(world) == 0)
     world.host.answer()
@@ -315,4 +315,4 @@ async def test_a_device_that_shares_arrays_copies_none() -> None:
         assert error["code"] == "invalid-argument"
         client.send(wm.Upload(0, array, 0, 1))
         assert (await client.expect(wm.Failed)).error["code"] == "invalid-argument"
-        assert not sent(world, m.Commit, m.Upload, m.Download)
+        assert not sent(world, m.Commit, m.UploadRange, m.DownloadRange)

@@ -23,11 +23,11 @@ class SlowHost(FakeHost):
 
     def __init__(self) -> None:
         super().__init__(sms=4, auto=True)
-        self.late: list[hm.Measure] = []
+        self.late: list[hm.MeasureKernel] = []
         self.slow = False
 
     def handle(self, command: Any) -> None:
-        if self.slow and isinstance(command, hm.Measure):
+        if self.slow and isinstance(command, hm.MeasureKernel):
             self.late.append(command)
         else:
             super().handle(command)

@@ -277,14 +277,16 @@ def test_a_kernel_that_is_not_there(session: Session) -> None:
 
 def test_ptx_that_is_none(shared_peer: Peer) -> None:
     with pytest.raises(PTXSyntaxError) as caught:
-        shared_peer.ask(lambda ticket: m.Load(ticket, 7000, 1, ".version 8.0\n.target sm_90\n?"))
+        shared_peer.ask(
+            lambda ticket: m.LoadModule(ticket, 7000, 1, ".version 8.0\n.target sm_90\n?")
+        )
     assert caught.value.line == 3
 
 
 def test_modules_that_are_not_there(session: Session) -> None:
     peer = session.peer
     peer.load(7001, session.number)
-    peer.send(m.Unload(7001))
+    peer.send(m.UnloadModule(7001))
     with pytest.raises(UnknownName, match="no module 7001"):
         peer.measure(7001, "empty")
     job = session.new_job()
@@ -306,18 +308,18 @@ def test_launches_that_are_none(session: Session, packed: bytes) -> None:
 def test_symbols(session: Session) -> None:
     peer, module, job = session.peer, session.module, session.new_job()
     values = np.arange(4, dtype=np.float32)
-    peer.ask(lambda t: m.WriteSymbol(t, module, "coefficient", 0, values.tobytes()))
-    peer.ask(lambda t: m.WriteSymbol(t, module, "coefficient", 8, b"\0\0\0\0"))
+    peer.ask(lambda t: m.WriteVariable(t, module, "coefficient", 0, values.tobytes()))
+    peer.ask(lambda t: m.WriteVariable(t, module, "coefficient", 8, b"\0\0\0\0"))
     launch = row(module, "reads", 1, 4, session.pointer(0))
     peer.measure(module, "reads", 4)
     peer.start(job, session.number, [launch])
     peer.ended(job)
     assert list(session.words.view(np.float32)[:4]) == [0, 1, 0, 3]
-    assert peer.ask(lambda t: m.ReadSymbol(t, module, "counter", 0, 4)) == b"\x08\0\0\0"
+    assert peer.ask(lambda t: m.ReadVariable(t, module, "counter", 0, 4)) == b"\x08\0\0\0"
     for offset, size in ((0, 5), (4, 1), (1 << 62, 4)):
         with pytest.raises(InvalidArgument, match="which has 4"):
-            peer.ask(lambda t, o=offset, s=size: m.ReadSymbol(t, module, "counter", o, s))  # type: ignore[misc]
+            peer.ask(lambda t, o=offset, s=size: m.ReadVariable(t, module, "counter", o, s))  # type: ignore[misc]
     with pytest.raises(InvalidArgument, match="which has 16"):
-        peer.ask(lambda t: m.WriteSymbol(t, module, "coefficient", 13, b"1234"))
+        peer.ask(lambda t: m.WriteVariable(t, module, "coefficient", 13, b"1234"))
     with pytest.raises(UnknownName, match="no variable 'absent'"):
-        peer.ask(lambda t: m.ReadSymbol(t, module, "absent", 0, 1))
+        peer.ask(lambda t: m.ReadVariable(t, module, "absent", 0, 1))

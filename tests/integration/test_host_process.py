@@ -52,7 +52,7 @@ def test_without_bounds_checks_a_wild_address_ends_the_host_and_only_the_host() 
     peer = Peer("cpu:1")
     session = Session(peer, 1)
     ptx = compile_program(SOURCE, bounds_checks=False).ptx
-    peer.ask(lambda ticket: m.Load(ticket, 77, 1, ptx))
+    peer.ask(lambda ticket: m.LoadModule(ticket, 77, 1, ptx))
     peer.measure(77, "add")
     peer.start(1, 1, [row(77, "add", 1, 32, struct.pack("<QI", 8, 1))])
     with pytest.raises(ConnectionError):

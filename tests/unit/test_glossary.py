@@ -6,6 +6,7 @@ and runs, and which words are no longer used for what.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -153,3 +154,45 @@ def test_each_file_with_another_meaning_has_it() -> None:
     for word, paths in ELSEWHERE.items():
         for path in paths if paths != EVERYWHERE else ():
             assert uses(word, {"elsewhere": texts[path]}), f"{path} has no {word!r}"
+
+
+TWO_SIDES = {
+    "CancelRequested": "a user's wish, as an event of the cores of jobs and of tasks",
+    "Device": "as the device host drives it, and as the front keeps it",
+    "Kernel": "of a loaded program, and as the front keeps it",
+    "Module": "PTX, and as the front keeps it",
+    "Refuse": "a command of the cores of jobs, of workloads and of tasks",
+    "Runner": "carries out what the core of jobs decides, and that of tasks",
+    "SetTimer": "a command of the cores of jobs and of tasks",
+    "Settings": "of the cores of jobs and of tasks",
+    "TimerFired": "an event of the cores of jobs and of tasks",
+}
+"""Classes of one name that are the same thing on two sides."""
+
+
+def public_classes(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The public classes of all files, with their file."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, path.relative_to(folder)
+
+
+def twice(found: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    """The names that more than one of them has, with the files."""
+    where: dict[str, list[str]] = {}
+    for name, path in found:
+        where.setdefault(name, []).append(str(path))
+    return {name: paths for name, paths in where.items() if len(paths) > 1}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = twice(public_classes(ROOT / "gpud"))
+    assert {name: paths for name, paths in found.items() if name not in TWO_SIDES} == {}
+    assert [name for name in TWO_SIDES if name not in found] == [], "these are one again"
+
+
+def test_a_name_that_is_used_twice_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class Lanes: ...\nclass _Own: ...\n")
+    (tmp_path / "b.py").write_text("class Lanes: ...\nclass _Own: ...\n")
+    assert twice(public_classes(tmp_path)) == {"Lanes": ["a.py", "b.py"]}

@@ -22,7 +22,7 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cuda.driver.calls import ENVIRONMENT, Driver
 from gpud.device.cuda.driver.machine_code import MachineCode
-from gpud.device.interface import Parameter, parameters_of
+from gpud.device.interface import PlacedParameter, parameters_of
 
 __all__ = [
     "Buffer",
@@ -305,7 +305,7 @@ class Function:
 
     gpu: Gpu
     handle: Any
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[PlacedParameter, ...]
     _kept: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
 
     @property

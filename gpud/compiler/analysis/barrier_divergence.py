@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpud.compiler.analysis.barrier_ids import full_barrier_id
-from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.block_shape import ShapeRule
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import (
@@ -79,7 +79,7 @@ class DivergenceHazards:
     """
 
     hazards: list[DivergenceHazard]
-    shape: Shape
+    shape: ShapeRule
 
     def first(self, kind: SyncKind) -> DivergenceHazard | None:
         """Return the first hazard of a kind."""
@@ -88,7 +88,7 @@ class DivergenceHazards:
 
 def find_divergence_hazards(call_graph: CallGraph, entry: str) -> DivergenceHazards:
     """Return the hazards in ``entry`` and in all functions that it can reach."""
-    hazards = DivergenceHazards([], Shape.ANY)
+    hazards = DivergenceHazards([], ShapeRule.ANY)
     for uses in call_graph.closure(entry):
         if uses.bits & (BARRIER | COLLECTIVE | CALL):
             sync_points = {
@@ -138,7 +138,9 @@ def _add_hazards_of(
     name = flow.function.name
     seen: set[SyncKind] = set()
 
-    def add_if_divergent(ins: Instruction, branch: Instruction, level: Level, shape: Shape) -> None:
+    def add_if_divergent(
+        ins: Instruction, branch: Instruction, level: Level, shape: ShapeRule
+    ) -> None:
         for kind in sync_points[id(ins)]:
             if kind in seen or level is Level.UNIFORM:
                 continue

@@ -1,19 +1,19 @@
 """Block shapes for which the result of an analysis holds.
 
 The size of a kernel's blocks is known only at launch. A result that holds for some shapes only
-carries a `Shape`, which the launch checks with `holds`.
+carries a `ShapeRule`, which the launch checks with `holds`.
 """
 
 from __future__ import annotations
 
 from enum import IntFlag
 
-__all__ = ["WARP_SIZE", "Shape", "holds"]
+__all__ = ["WARP_SIZE", "ShapeRule", "holds"]
 
 WARP_SIZE = 32
 
 
-class Shape(IntFlag):
+class ShapeRule(IntFlag):
     """Conditions on the shape of a block; combined with ``|``, all must hold."""
 
     ANY = 0
@@ -23,10 +23,10 @@ class Shape(IntFlag):
     """Rows have a multiple of 32 threads."""
 
 
-def holds(shape: Shape, block: tuple[int, int, int]) -> bool:
+def holds(shape: ShapeRule, block: tuple[int, int, int]) -> bool:
     """Return whether a block of x, y, z threads has ``shape``."""
     x, y, z = block
     whole = x % WARP_SIZE == 0
-    if shape & Shape.WHOLE and not whole:
+    if shape & ShapeRule.WHOLE and not whole:
         return False
-    return not shape & Shape.ROWS or whole or y == z == 1
+    return not shape & ShapeRule.ROWS or whole or y == z == 1

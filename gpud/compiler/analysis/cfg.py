@@ -48,14 +48,14 @@ from gpud.compiler.ptx.model import (
     Symbol,
 )
 
-__all__ = ["Block", "ControlFlow", "Loop", "Place"]
+__all__ = ["Block", "ControlFlow", "InstructionPlace", "Loop"]
 
 NEVER_RETURN = frozenset(("__assertfail", "__cxa_pure_virtual"))
 """External functions that end the thread, declared ``.noreturn`` or not."""
 
 
 @dataclass(slots=True)
-class Place:
+class InstructionPlace:
     """One instruction and its position in the function's ``body`` list."""
 
     instruction: Instruction
@@ -68,7 +68,7 @@ class Block:
 
     index: int
     labels: tuple[str, ...] = ()
-    places: list[Place] = field(default_factory=list)
+    places: list[InstructionPlace] = field(default_factory=list)
     successors: tuple[int, ...] = ()
     predecessors: list[int] = field(default_factory=list)
     start: int = 0
@@ -138,7 +138,7 @@ class ControlFlow:
                     block.stop = position
                     block = Block(len(blocks), start=position)
                     blocks.append(block)
-                block.places.append(Place(ins, position))
+                block.places.append(InstructionPlace(ins, position))
                 ended = FLAGS[ins.opcode.text] & (TERMINATOR | CALL) != 0 and self._ends_block(ins)
             elif kind is Label:
                 name = statement.name  # type: ignore[union-attr]

@@ -38,7 +38,14 @@ from gpud.compiler.ptx.model import (
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.errors import KernelRejected
 
-__all__ = ["ARITHMETIC", "Access", "accesses", "is_familiar", "own_bytes", "unsupported_access"]
+__all__ = [
+    "ARITHMETIC",
+    "MemoryAccess",
+    "accesses",
+    "is_familiar",
+    "own_bytes",
+    "unsupported_access",
+]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -55,7 +62,7 @@ ARITHMETIC = _words(
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class MemoryAccess:
     """One range that an instruction accesses.
 
     ``operand`` is the index of the address among the operands. ``align`` is the alignment that the
@@ -82,10 +89,10 @@ _NAMED = {"bf16": 2, "f16x2": 4, "bf16x2": 4}
 _VECTOR = re.compile(r"v([248])", re.ASCII)
 _LINE_BYTES = 128
 _BULK_ALIGN = 16
-_NONE: tuple[Access, ...] = ()
+_NONE: tuple[MemoryAccess, ...] = ()
 
 
-def accesses(ins: Instruction) -> tuple[Access, ...]:
+def accesses(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return the accesses of ``ins`` to global memory or through generic addresses.
 
     Raises:
@@ -146,24 +153,24 @@ def own_bytes(ins: Instruction) -> int:
     return unit * int(count[1])
 
 
-def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[Access, ...]:
+def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[MemoryAccess, ...]:
     """Return the single access of an instruction, with the state space of its opcode."""
     if operand >= len(ins.operands) or not isinstance(ins.operands[operand], Address):
         raise unsupported_access(ins)
     generic = state_space(ins.opcode) == "generic"
-    return (Access(operand, span, span, generic, writes),)
+    return (MemoryAccess(operand, span, span, generic, writes),)
 
 
 # -- families ----------------------------------------------------------------------------------
 
 
-def _load(ins: Instruction) -> tuple[Access, ...]:
+def _load(ins: Instruction) -> tuple[MemoryAccess, ...]:
     if _is_elsewhere(ins):
         return _NONE
     return _one(ins, 1, own_bytes(ins), writes=False)
 
 
-def _store(ins: Instruction) -> tuple[Access, ...]:
+def _store(ins: Instruction) -> tuple[MemoryAccess, ...]:
     op = ins.opcode
     if _is_elsewhere(ins):
         return _NONE
@@ -172,13 +179,13 @@ def _store(ins: Instruction) -> tuple[Access, ...]:
     return _one(ins, 0, own_bytes(ins), writes=True)
 
 
-def _atomic(ins: Instruction) -> tuple[Access, ...]:
+def _atomic(ins: Instruction) -> tuple[MemoryAccess, ...]:
     if _is_elsewhere(ins):
         return _NONE
     return _one(ins, 1, own_bytes(ins), writes=True)
 
 
-def _mbarrier(ins: Instruction) -> tuple[Access, ...]:
+def _mbarrier(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return the access to a barrier object of 8 bytes; without ``.shared`` it is generic."""
     if _is_elsewhere(ins):
         return _NONE
@@ -186,7 +193,7 @@ def _mbarrier(ins: Instruction) -> tuple[Access, ...]:
     return _one(ins, places[0], 8, writes=True) if places else _NONE
 
 
-def _copy(ins: Instruction) -> tuple[Access, ...]:
+def _copy(ins: Instruction) -> tuple[MemoryAccess, ...]:
     op = ins.opcode
     modifiers = op.modifiers
     if op.has("commit_group") or op.has("wait_group") or op.has("wait_all"):
@@ -212,16 +219,16 @@ def _copy(ins: Instruction) -> tuple[Access, ...]:
         read = min(given.value, size.value)
         return _one_of(ins, 1, read, size.value) if read else _NONE
     # An aligned piece of at most 16 bytes whose first byte is legal lies in the same range.
-    return (Access(1, 1, size.value, generic=False, writes=False, only_if=given),)
+    return (MemoryAccess(1, 1, size.value, generic=False, writes=False, only_if=given),)
 
 
-def _one_of(ins: Instruction, operand: int, span: int, align: int) -> tuple[Access, ...]:
+def _one_of(ins: Instruction, operand: int, span: int, align: int) -> tuple[MemoryAccess, ...]:
     if not isinstance(ins.operands[operand], Address):
         raise unsupported_access(ins)
-    return (Access(operand, span, align, generic=False, writes=False),)
+    return (MemoryAccess(operand, span, align, generic=False, writes=False),)
 
 
-def _bulk(ins: Instruction) -> tuple[Access, ...]:
+def _bulk(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return the accesses of ``cp{.reduce}.async.bulk.TO.FROM ... [dst], [src], size``."""
     spaces = [
         m.partition("::")[0]
@@ -241,23 +248,25 @@ def _bulk(ins: Instruction) -> tuple[Access, ...]:
         dynamic = None if isinstance(size, Immediate) else size
         if dynamic is not None or span:
             accessed.append(
-                Access(operand, span, _BULK_ALIGN, generic=False, writes=operand == 0, size=dynamic)
+                MemoryAccess(
+                    operand, span, _BULK_ALIGN, generic=False, writes=operand == 0, size=dynamic
+                )
             )
     return tuple(accessed)
 
 
-def _discard(ins: Instruction) -> tuple[Access, ...]:
+def _discard(ins: Instruction) -> tuple[MemoryAccess, ...]:
     return _NONE if _is_elsewhere(ins) else _one(ins, 0, _LINE_BYTES, writes=True)
 
 
-def _multimem(ins: Instruction) -> tuple[Access, ...]:
+def _multimem(ins: Instruction) -> tuple[MemoryAccess, ...]:
     if ins.opcode.has("bulk") or ins.opcode.has("async"):
         raise unsupported_access(ins)
     loads = ins.opcode.has("ld_reduce")
     return _one(ins, 1 if loads else 0, own_bytes(ins), writes=not loads)
 
 
-def _tensormap(ins: Instruction) -> tuple[Access, ...]:
+def _tensormap(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return the access that changes a tensor map: 128 bytes; refuse instructions that use one."""
     if ins.opcode.has("replace"):
         if _is_elsewhere(ins):
@@ -268,7 +277,7 @@ def _tensormap(ins: Instruction) -> tuple[Access, ...]:
     raise unsupported_access(ins)
 
 
-def _shared_only(ins: Instruction) -> tuple[Access, ...]:
+def _shared_only(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return no access; refuse addresses that do not name shared memory."""
     has_address = any(isinstance(operand, Address) for operand in ins.operands)
     if has_address and state_space(ins.opcode) != "shared":
@@ -276,7 +285,7 @@ def _shared_only(ins: Instruction) -> tuple[Access, ...]:
     return _NONE
 
 
-def _tcgen05(ins: Instruction) -> tuple[Access, ...]:
+def _tcgen05(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return the accesses of ``tcgen05``: most addresses are of tensor or shared memory."""
     op = ins.opcode
     return _shared_only(ins) if op.has("alloc") or op.has("commit") else _NONE
@@ -286,7 +295,7 @@ _UNITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "s32": 32, "s
 _UNITS |= {"s4": 4, "u4": 4, "b1": 1}
 
 
-def _matrix(ins: Instruction) -> tuple[Access, ...]:
+def _matrix(ins: Instruction) -> tuple[MemoryAccess, ...]:
     """Return the access of ``wmma.load`` or ``wmma.store``: rows (or columns) ``stride`` apart."""
     op = ins.opcode
     if op.modifiers[:1] not in (("load",), ("store",)):
@@ -310,7 +319,7 @@ def _matrix(ins: Instruction) -> tuple[Access, ...]:
     stride = ins.operands[2] if len(ins.operands) > 2 else Immediate(str(length), length)
     generic = state_space(op) == "generic"
     return (
-        Access(
+        MemoryAccess(
             at,
             length * bits // 8,
             min(length * bits // 8, 16),
@@ -323,7 +332,7 @@ def _matrix(ins: Instruction) -> tuple[Access, ...]:
     )
 
 
-_FAMILIES: dict[str, Callable[[Instruction], tuple[Access, ...]]] = {
+_FAMILIES: dict[str, Callable[[Instruction], tuple[MemoryAccess, ...]]] = {
     "ld": _load,
     "ldu": _load,
     "st": _store,

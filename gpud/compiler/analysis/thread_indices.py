@@ -8,7 +8,7 @@ Approach: follow registers that are written once back to their definitions, and 
 ways in which compilers and programmers compute a thread's index.
 
 Terms: an *index* is a value 32 w + lane with w the same for all lanes of a warp; a *multiple* is a
-uniform value that is a multiple of 32. Each holds for a `Shape` of block.
+uniform value that is a multiple of 32. Each holds for a `ShapeRule` of block.
 
 Properties:
 * ``%tid.x`` is an index if no warp spans two rows of the block;
@@ -25,7 +25,7 @@ Source: CUDA C++ Programming Guide, section 4.1 (linear thread ID and warps).
 
 from __future__ import annotations
 
-from gpud.compiler.analysis.block_shape import WARP_SIZE, Shape
+from gpud.compiler.analysis.block_shape import WARP_SIZE, ShapeRule
 from gpud.compiler.analysis.definitions import Definitions
 from gpud.compiler.ptx.model import Instruction, Operand, Register, SpecialRegister
 
@@ -45,9 +45,9 @@ class ThreadIndices:
     def __init__(self, definitions: Definitions) -> None:
         self.definition = definitions.of
         self.constant = definitions.constant
-        self._index: dict[str, Shape | None] = {}
+        self._index: dict[str, ShapeRule | None] = {}
 
-    def warp_uniform(self, ins: Instruction) -> Shape | None:
+    def warp_uniform(self, ins: Instruction) -> ShapeRule | None:
         """Return in which blocks ``ins`` makes a warp-uniform value of an index, if in any."""
         base, operands = ins.opcode.base, ins.operands
         if len(operands) < 3:
@@ -69,10 +69,10 @@ class ThreadIndices:
             fits = number > 0 and number % WARP_SIZE == 0
         return self.index(operands[1]) if fits else None
 
-    def index(self, operand: Operand, depth: int = _DEPTH) -> Shape | None:
+    def index(self, operand: Operand, depth: int = _DEPTH) -> ShapeRule | None:
         """Return for which blocks ``operand`` is an index 32 w + lane; ``None``: none."""
         if isinstance(operand, SpecialRegister):
-            return Shape.ROWS if operand.name == "%tid.x" else None
+            return ShapeRule.ROWS if operand.name == "%tid.x" else None
         if not isinstance(operand, Register) or depth == 0:
             return None
         if operand.name not in self._index:
@@ -84,7 +84,7 @@ class ThreadIndices:
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _compared(self, relation: str, left: Operand, right: Operand) -> Shape | None:
+    def _compared(self, relation: str, left: Operand, right: Operand) -> ShapeRule | None:
         index = self.index(left)
         if index is None:
             return None
@@ -95,7 +95,7 @@ class ThreadIndices:
         fits = relation in _UP_TO and number is not None and number % WARP_SIZE == WARP_SIZE - 1
         return index if fits else None
 
-    def _defines_index(self, ins: Instruction, depth: int) -> Shape | None:
+    def _defines_index(self, ins: Instruction, depth: int) -> ShapeRule | None:
         base, operands = ins.opcode.base, ins.operands
         if _is_copy(ins):
             return self.index(operands[1], depth)
@@ -110,14 +110,14 @@ class ThreadIndices:
                 if multiple is not None:
                     return index | multiple
                 if self._is_row_offset(second, depth) and self._special(first) == "%tid.x":
-                    return Shape.ANY
+                    return ShapeRule.ANY
         if base == "mad" and ins.opcode.has("lo"):
             left, right, added = operands[1:4]
             if self._special(added) == "%tid.x" and (
                 (self._special(right) == "%ntid.x" and self._is_row(left, depth))
                 or (self._special(left) == "%ntid.x" and self._is_row(right, depth))
             ):
-                return Shape.ANY
+                return ShapeRule.ANY
             index = self.index(added, depth)
             multiple = self._product(left, right, depth)
             if index is not None and multiple is not None:
@@ -168,13 +168,13 @@ class ThreadIndices:
             operand = definition.operands[1]
         return None
 
-    def _multiple(self, operand: Operand, depth: int = _DEPTH) -> Shape | None:
+    def _multiple(self, operand: Operand, depth: int = _DEPTH) -> ShapeRule | None:
         """Return for which blocks ``operand`` is a uniform multiple of 32; ``None``: none."""
         number = self.constant(operand)
         if number is not None:
-            return Shape.ANY if number % WARP_SIZE == 0 else None
+            return ShapeRule.ANY if number % WARP_SIZE == 0 else None
         if self._special(operand) == "%ntid.x":
-            return Shape.WHOLE
+            return ShapeRule.WHOLE
         ins = self.definition(operand)
         if ins is None or depth == 0:
             return None
@@ -190,10 +190,10 @@ class ThreadIndices:
         if base == "shl":
             number = self.constant(operands[2])
             plain = number is not None and number >= 5 and self._plain(operands[1])
-            return Shape.ANY if plain else None
+            return ShapeRule.ANY if plain else None
         return None
 
-    def _product(self, left: Operand, right: Operand, depth: int) -> Shape | None:
+    def _product(self, left: Operand, right: Operand, depth: int) -> ShapeRule | None:
         for first, second in ((left, right), (right, left)):
             multiple = self._multiple(first, depth)
             if multiple is not None and self._plain(second):

@@ -10,7 +10,7 @@ that the branch controls.
 
 Terms: a value is *uniform* if all threads of a block that compute it get the same, *warp-uniform*
 if all lanes of each warp do, *divergent* otherwise; a branch has the level of its condition. Some
-values are warp-uniform only for some shapes of thread block: `Shape` says for which.
+values are warp-uniform only for some shapes of thread block: `ShapeRule` says for which.
 
 Algorithm: optimistic data flow; all registers start uniform. Sources of divergence: ``%tid``,
 ``%laneid`` and clocks, volatile and atomic reads, local memory, loads from non-uniform addresses,
@@ -36,7 +36,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.block_shape import ShapeRule
 from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.definitions import Definitions
@@ -56,7 +56,7 @@ from gpud.compiler.analysis.effects import (
 from gpud.compiler.analysis.thread_indices import REFINED, ThreadIndices
 from gpud.compiler.ptx.model import Address, Instruction, Opcode, Symbol, Variable
 
-__all__ = ["Level", "Shape", "Uniformity"]
+__all__ = ["Level", "ShapeRule", "Uniformity"]
 
 
 class Level(IntEnum):
@@ -67,7 +67,7 @@ class Level(IntEnum):
     DIVERGENT = 2
 
 
-Known = tuple[Level, Shape]
+Known = tuple[Level, ShapeRule]
 """A level and the block shapes for which it holds; ``DIVERGENT`` holds for any."""
 
 # Internally, a level and its shapes are one integer, so that the join of two is a bitwise or:
@@ -297,7 +297,7 @@ class Uniformity:
             known |= self._known.get(name, _UNIFORM)
         for name in special_registers(ins):
             if name in ("%tid.y", "%tid.z"):
-                known |= _WARP | Shape.ROWS << 1
+                known |= _WARP | ShapeRule.ROWS << 1
             elif not name.startswith(_UNIFORM_SPECIALS):
                 return _DIVERGENT
         return known
@@ -338,5 +338,5 @@ class Uniformity:
 
 def _decode(known: int) -> Known:
     if known == _DIVERGENT:
-        return Level.DIVERGENT, Shape.ANY
-    return Level(known & _WARP), Shape(known >> 1)
+        return Level.DIVERGENT, ShapeRule.ANY
+    return Level(known & _WARP), ShapeRule(known >> 1)

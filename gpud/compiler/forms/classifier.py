@@ -33,7 +33,7 @@ import re
 from dataclasses import dataclass, replace
 
 from gpud.compiler.analysis.barrier_divergence import SyncKind
-from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.block_shape import ShapeRule
 from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.forms.rules import RULES, Case, reason, tensor_core_uses
@@ -68,7 +68,7 @@ class Decision:
     why: tuple[Reason, ...]
     capabilities: tuple[Reason, ...]
     waits_on_blocks: bool
-    shape: Shape
+    shape: ShapeRule
     barrier: int | None
     legal: tuple[Form, ...]
 
@@ -152,9 +152,9 @@ def _decide(case: Case) -> Decision:
             "if it waits for later ones, say progress='blocks'"
         )
         why += (reason("waits-on-blocks", text, case.spin_loops[0].read),)
-    shape = case.hazards.shape if persistent else Shape.ANY
+    shape = case.hazards.shape if persistent else ShapeRule.ANY
     if shape:
-        rows = "rows of whole warps" + ("" if shape & Shape.WHOLE else ", or a single row")
+        rows = "rows of whole warps" + ("" if shape & ShapeRule.WHOLE else ", or a single row")
         why += (reason("block-shape", f"needs blocks of {rows}: sliced for others"),)
     capability = tensor_core_uses(case)
     return Decision(
@@ -189,6 +189,6 @@ def _forced(decision: Decision, form: Form) -> Decision:
         form=form,
         exit_aware=False,
         why=(reason("forced", f"{form} form was asked for"), *decision.why),
-        shape=Shape.ANY,
+        shape=ShapeRule.ANY,
         barrier=None,
     )

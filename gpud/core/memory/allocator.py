@@ -27,13 +27,13 @@ from typing import Final, NamedTuple
 from gpud.errors import InternalError
 from gpud.units import Address, SessionId
 
-__all__ = ["PAGE_BYTES", "Arena", "ArenaAllocator", "require", "whole_pages"]
+__all__ = ["PAGE_BYTES", "ArenaAllocator", "ArenaRange", "require", "whole_pages"]
 
 PAGE_BYTES: Final = 4096
 """Arrays occupy a multiple of this, so that their memory can be unmapped when they are freed."""
 
 
-class Arena(NamedTuple):
+class ArenaRange(NamedTuple):
     """A session's addresses on a device: ``size`` bytes, a power of two, from ``base``."""
 
     session: SessionId
@@ -54,7 +54,7 @@ class ArenaAllocator:
         lent: the bytes of lent arrays, in whole pages, by address.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: ArenaRange) -> None:
         self.arena = arena
         self.used = 0
         self.lent: dict[Address, int] = {}

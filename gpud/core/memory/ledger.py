@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpud.core.memory.allocator import PAGE_BYTES, Arena, ArenaAllocator, require, whole_pages
+from gpud.core.memory.allocator import PAGE_BYTES, ArenaAllocator, ArenaRange, require, whole_pages
 from gpud.core.memory.arena_slots import ArenaSlots
 from gpud.core.memory.used_bytes import UsedBytes
 from gpud.errors import InternalError, InvalidArgument, OutOfMemory, UnknownName
@@ -122,7 +122,7 @@ class Ledger:
             raise InternalError(f"session {session} is open already", stage="memory")
         self._users[session] = user
 
-    def close(self, session: SessionId) -> list[Arena]:
+    def close(self, session: SessionId) -> list[ArenaRange]:
         """Remove a session with all its arrays, which no device uses any more.
 
         Returns:
@@ -141,12 +141,12 @@ class Ledger:
         del self._users[session]
         return closed
 
-    def arena(self, session: SessionId, device: int) -> Arena | None:
+    def arena(self, session: SessionId, device: int) -> ArenaRange | None:
         """Return the session's arena on a device; None if it has none yet."""
         allocator = self._arenas.get((session, device))
         return None if allocator is None else allocator.arena
 
-    def open_arena(self, session: SessionId, device: int) -> Arena:
+    def open_arena(self, session: SessionId, device: int) -> ArenaRange:
         """Return the session's arena on a device; create it if it has none.
 
         Raises:
@@ -425,7 +425,7 @@ class Ledger:
         allocator = self._arenas.get((session, device))
         if allocator is None:
             base = self._slots.take() if at is None else self._slots.take_at(at)
-            arena = Arena(session, device, base, self._arena_bytes[device])
+            arena = ArenaRange(session, device, base, self._arena_bytes[device])
             allocator = self._arenas[session, device] = ArenaAllocator(arena)
         return allocator
 

@@ -55,12 +55,12 @@ from gpud.core.policies.fair_share import Candidate, fill_within
 from gpud.core.service import HORIZON_HOLDS
 from gpud.core.sort_keys import level
 
-__all__ = ["Plan", "plan"]
+__all__ = ["SharePlan", "plan"]
 
 _TRIES = 4  # with slices of several sizes: how many jobs are passed over that need large ones
 
 
-class Plan(NamedTuple):
+class SharePlan(NamedTuple):
     """What is to be done now, and when to look again.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Row(NamedTuple):
         return level(self.lead + slices * self.job.slice, self.job.weight)
 
 
-def plan(device: DeviceRecord) -> Plan:
+def plan(device: DeviceRecord) -> SharePlan:
     """Decide who gives."""
     now_ns = device.now_ns
     settled_ns = now_ns - device.rebalance_hold_ns
@@ -120,7 +120,7 @@ def plan(device: DeviceRecord) -> Plan:
         soonest.append(now_ns + device.rebalance_hold_ns)
     elif (turn_ns := _next_turn_ns(rows, HORIZON_HOLDS * device.rebalance_hold_ns)) is not None:
         soonest.append(now_ns + turn_ns)
-    return Plan(givers, reserved_for, max(now_ns + 1, min(soonest)) if soonest else None)
+    return SharePlan(givers, reserved_for, max(now_ns + 1, min(soonest)) if soonest else None)
 
 
 def _next_turn_ns(rows: list[_Row], horizon_ns: int) -> int | None:

@@ -41,7 +41,7 @@ from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.resources import LaunchResources
 from gpud.device.cuda.launch.sequence import CUDASequence, Preparation
 from gpud.device.cuda.memory.arena import CUDAArena
-from gpud.device.cuda.memory.arenas import Arenas
+from gpud.device.cuda.memory.arenas import CUDAArenas
 from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock, Pool
 from gpud.device.cuda.memory.quiescer import Quiescer
 from gpud.device.cuda.memory.temporary_zone import TemporaryZone
@@ -136,7 +136,9 @@ class CUDADevice:
             undo.callback(gate.close)
             self.watcher = watcher = Watcher(self.lock)
             self.quiescer = Quiescer(self.lock, watcher)
-            self.arenas = Arenas(context, self.quiescer, lambda: not watcher.busy, threaded=watch)
+            self.arenas = CUDAArenas(
+                context, self.quiescer, lambda: not watcher.busy, threaded=watch
+            )
             undo.callback(self.arenas.close)
             cooperative = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
             gate_kernel = gate.kernel(GATE)

@@ -32,7 +32,7 @@ import numpy as np
 
 from gpud.compiler.abi.reserved_names import RESERVED
 from gpud.device.host import messages as m
-from gpud.device.host.lanes import Lanes
+from gpud.device.host.lanes import HostLanes
 from gpud.device.host.lending import Lending
 from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running_job import RunningJob, ended_at_once
@@ -88,7 +88,7 @@ class Host:
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
         self._lending = Lending(self._jobs, link.send)
-        self._lanes = Lanes(
+        self._lanes = HostLanes(
             device,
             link,
             self._jobs,
@@ -103,21 +103,21 @@ class Host:
         self._memory = SessionMemory(device, link, self._guarded, self._jobs_of)
         self._handlers: dict[type, Handler] = {
             m.StartRun: self._start_job,
-            m.OpenLane: self._lanes.open,
-            m.PrepareLaunch: self._lanes.prepare,
-            m.CancelLaunch: self._lanes.cancel,
+            m.StartLane: self._lanes.open,
+            m.AddLaunchSite: self._lanes.prepare,
+            m.CancelLaneLaunch: self._lanes.cancel,
             m.ResizeJob: self._resize_job,
             m.TakeBackPlan: self._lending.plan,
             m.EndJob: self._end_job,
             m.KillJob: self._kill_job,
             m.ReadProgress: self._read_progress,
-            m.ReadSymbol: self._read_symbol,
-            m.WriteSymbol: self._write_symbol,
+            m.ReadVariable: self._read_symbol,
+            m.WriteVariable: self._write_symbol,
             **self._memory.handlers,
             m.CloseArena: self._close_session,
-            m.Load: lambda command: compiling(self._load, command),
-            m.Measure: lambda command: compiling(self._measure, command),
-            m.Unload: self._unload,
+            m.LoadModule: lambda command: compiling(self._load, command),
+            m.MeasureKernel: lambda command: compiling(self._measure, command),
+            m.UnloadModule: self._unload,
             Unreadable: self._answer_unreadable,
         }
         self._compiling = compiling
@@ -190,7 +190,7 @@ class Host:
         ticket = getattr(command, "ticket", None)
         if ticket is not None:
             self._send(m.Refused(ticket, encoded))
-        elif isinstance(command, m.StartRun | m.OpenLane):
+        elif isinstance(command, m.StartRun | m.StartLane):
             self._jobs.pop(command.job, None)
             self._send(ended_at_once(command.job, encoded))
         elif isinstance(command, m.ResizeJob) and command.job in self._jobs:
@@ -207,7 +207,7 @@ class Host:
         kind, problem = unread.kind, unread.error
         name = "a command" if kind is None else kind.__name__
         error = InternalError(f"{name} cannot be read: {problem}", stage="device host")
-        if kind in (m.OpenArena, m.OpenLane, m.LendZone, m.ExportMemory):
+        if kind in (m.OpenArena, m.StartLane, m.LendZone, m.ExportMemory):
             descriptor = self._link.take_descriptor()
             if descriptor is not None:
                 os.close(descriptor)  # or the next command with one would get it
@@ -218,7 +218,7 @@ class Host:
             self._send(m.Refused(problem.request, error.to_wire()))
         elif problem.job in self._jobs:
             self._jobs[problem.job].end(error)
-        elif kind in (m.StartRun, m.OpenLane):
+        elif kind in (m.StartRun, m.StartLane):
             self._send(ended_at_once(problem.job, error.to_wire()))
 
     def _log(self, level: int, text: str) -> None:
@@ -238,7 +238,7 @@ class Host:
         self._jobs[command.job] = running
         running.start(run)
 
-    def _new_job(self, command: m.StartRun | m.OpenLane) -> RunningJob:
+    def _new_job(self, command: m.StartRun | m.StartLane) -> RunningJob:
         return RunningJob(command, self._send, self._forget, self.lost)
 
     def _forget(self, running: RunningJob) -> None:
@@ -272,16 +272,16 @@ class Host:
 
     # -- symbols: on the receiving thread
 
-    def _read_symbol(self, command: m.ReadSymbol) -> None:
+    def _read_symbol(self, command: m.ReadVariable) -> None:
         data = self._symbol(command, command.size)
         self._send(m.Replied(command.ticket, data.tobytes()))
 
-    def _write_symbol(self, command: m.WriteSymbol) -> None:
+    def _write_symbol(self, command: m.WriteVariable) -> None:
         held = self._symbol(command, len(command.data))
         held[:] = np.frombuffer(command.data, np.uint8)
         self._send(m.Replied(command.ticket))
 
-    def _symbol(self, command: m.ReadSymbol | m.WriteSymbol, size: int) -> Any:
+    def _symbol(self, command: m.ReadVariable | m.WriteVariable, size: int) -> Any:
         if command.name in RESERVED:  # the arena's bounds among them
             raise UnknownName(f"there is no variable {command.name!r}: the name is gpud's own")
         try:
@@ -297,7 +297,7 @@ class Host:
 
     # -- modules: on the compiling thread
 
-    def _load(self, command: m.Load) -> None:
+    def _load(self, command: m.LoadModule) -> None:
         if command.module in self._modules:
             raise InvalidArgument(f"there is a module {command.module} already")
         arena = self._memory.range_of(command.session)
@@ -305,17 +305,17 @@ class Host:
         self._modules[command.module] = _Module(command.session, program)
         self._send(m.Replied(command.ticket))
 
-    def _measure(self, command: m.Measure) -> None:
+    def _measure(self, command: m.MeasureKernel) -> None:
         kernel = self._kernel(command.module, command.entry)
         occupancy = self._device.occupancy(kernel, command.block, command.shared)
         self._send(m.Replied(command.ticket, occupancy))
 
-    def _unload(self, command: m.Unload) -> None:
+    def _unload(self, command: m.UnloadModule) -> None:
         self._sequences.forget({command.module})
         # In order: its Load may still be queued.
         self._compiling(self._unload_module, command)
 
-    def _unload_module(self, command: m.Unload) -> None:
+    def _unload_module(self, command: m.UnloadModule) -> None:
         self._modules.pop(command.module, None)
 
     def _module(self, number: int) -> _Module:

@@ -20,7 +20,7 @@ from gpud.device.lane_reports import EndedLaunch
 from gpud.errors import InvalidArgument, PredecessorFailed, UnknownName
 from gpud.units import JobId, job_name
 
-__all__ = ["Lanes"]
+__all__ = ["HostLanes"]
 
 
 class _Observer:
@@ -43,14 +43,14 @@ class _Observer:
                 job=failed,
             )
         self._send(
-            m.LaunchEnded(
+            m.LaneLaunchEnded(
                 number, launch.number, launch.site, launch.state,
                 None if error is None else error.to_wire(), launch.output, *launch.progress,
             )
         )  # fmt: skip
 
 
-class Lanes:
+class HostLanes:
     """The lanes of a device.
 
     Args:
@@ -86,8 +86,8 @@ class Lanes:
         self._lanes: dict[int, Any] = {}
         self._watches: dict[int, LaneWatch] = {}
 
-    def open(self, command: m.OpenLane) -> None:
-        """Execute `OpenLane`.
+    def open(self, command: m.StartLane) -> None:
+        """Execute `StartLane`.
 
         Raises:
             InvalidArgument: the device has no lanes, or no descriptor came with the command.
@@ -100,7 +100,7 @@ class Lanes:
                     f"{self._device.name} has no lanes yet: submit to a stream of gpu.stream()"
                 )
             if descriptor is None:
-                raise InvalidArgument("OpenLane came without a file descriptor")
+                raise InvalidArgument("StartLane came without a file descriptor")
             running = self._new_job(command)
             observer = _Observer(running, self._link.send)
             lane = open_lane(
@@ -123,8 +123,8 @@ class Lanes:
         finally:
             watch.start()
 
-    def prepare(self, command: m.PrepareLaunch) -> None:
-        """Execute `PrepareLaunch`.
+    def prepare(self, command: m.AddLaunchSite) -> None:
+        """Execute `AddLaunchSite`.
 
         Raises:
             GpudError: as the device's lane raises for the launch site.
@@ -138,8 +138,8 @@ class Lanes:
         ticket = command.ticket
         lane.add_site(spec, lambda site: self._link.send(m.Replied(ticket, site)))
 
-    def cancel(self, command: m.CancelLaunch) -> None:
-        """Execute `CancelLaunch`."""
+    def cancel(self, command: m.CancelLaneLaunch) -> None:
+        """Execute `CancelLaneLaunch`."""
         lane = self._lanes.get(command.job)
         if lane is not None:
             lane.cancel(command.launch)

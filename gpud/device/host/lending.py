@@ -10,7 +10,7 @@ after the launch has been started. See `gpud.core.lanes` for what the front does
 
 Properties:
 * a plan is carried out once, and only in the idle period for which it was made;
-* each `LaneIdle` is followed by one `LaneWoke`, unless the lane has ended;
+* each `LaneLent` is followed by one `LaneTookBack`, unless the lane has ended;
 * plans that are carried out at the same time take from a job together no more than it has.
 """
 
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gpud.device.host.messages import LaneIdle, LaneWoke, TakeBackPlan
+from gpud.device.host.messages import LaneLent, LaneTookBack, TakeBackPlan
 from gpud.device.host.running_job import RunningJob
 
 __all__ = ["Lending", "PlannedLane"]
@@ -62,7 +62,7 @@ class Lending:
             self._lanes[lane] = planned
             period = self._periods[lane] = self._periods.get(lane, 0) + 1
             self._plans[lane] = ()
-        self._send(LaneIdle(lane, period))
+        self._send(LaneLent(lane, period))
 
     def plan(self, command: TakeBackPlan) -> None:
         """Keep a plan, unless its lane has woken or ended meanwhile."""
@@ -102,7 +102,7 @@ class Lending:
         """Report that a lane has woken, and what was taken back for it."""
         with self._lock:
             period = self._periods[lane]
-        self._send(LaneWoke(lane, period, taken))
+        self._send(LaneTookBack(lane, period, taken))
 
     def forget(self, lane: int) -> None:
         """Forget a lane that has ended."""

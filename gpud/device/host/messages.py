@@ -19,29 +19,28 @@ from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "HOST_PROTOCOL",
-    "CancelLaunch",
+    "AddLaunchSite",
+    "CancelLaneLaunch",
     "ClearZone",
     "CloseArena",
     "Commit",
-    "Download",
+    "DownloadRange",
     "EndJob",
     "ExportMemory",
     "HostLaunch",
     "HostReady",
     "KillJob",
-    "LaneIdle",
-    "LaneWoke",
-    "LaunchEnded",
+    "LaneLaunchEnded",
+    "LaneLent",
+    "LaneTookBack",
     "LendZone",
-    "Load",
+    "LoadModule",
     "Log",
-    "Measure",
+    "MeasureKernel",
     "OpenArena",
-    "OpenLane",
     "Ping",
-    "PrepareLaunch",
     "ReadProgress",
-    "ReadSymbol",
+    "ReadVariable",
     "Refused",
     "Release",
     "Replied",
@@ -49,11 +48,12 @@ __all__ = [
     "RunEnded",
     "Shrink",
     "SlicesHeld",
+    "StartLane",
     "StartRun",
     "TakeBackPlan",
-    "Unload",
-    "Upload",
-    "WriteSymbol",
+    "UnloadModule",
+    "UploadRange",
+    "WriteVariable",
 ]
 
 HOST_PROTOCOL = MessageTable("host", 1)
@@ -69,7 +69,7 @@ Dim3 = Annotated[tuple[int, int, int], listed(uint(32), 3, 3), "x, y, z"]
 
 @HOST_PROTOCOL.record()
 class HostLaunch(NamedTuple):
-    """One launch of a job; `Measure` was sent before for its kernel and block shape."""
+    """One launch of a job; `MeasureKernel` was sent before for its kernel and block shape."""
 
     module: Module
     entry: Annotated[str, text(4096), "the kernel's name in the PTX"]
@@ -77,7 +77,7 @@ class HostLaunch(NamedTuple):
     grid: Dim3
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
-    occupancy: Annotated[int, uint(16), "M of this launch, as `Measure` replied"]
+    occupancy: Annotated[int, uint(16), "M of this launch, as `MeasureKernel` replied"]
     # Last, so that launches that differ in it alone begin alike: see `gpud.wire.beginnings`.
     parameters: Annotated[bytes, blob(1 << 16), "the buffer, without the hidden parameter"]
 
@@ -106,7 +106,7 @@ class CloseArena(NamedTuple):
 
 
 @_front(3)
-class Load(NamedTuple):
+class LoadModule(NamedTuple):
     """Load rewritten PTX. Replies nil."""
 
     ticket: Ticket
@@ -121,14 +121,14 @@ class Load(NamedTuple):
 
 
 @_front(4)
-class Unload(NamedTuple):
+class UnloadModule(NamedTuple):
     """Unload a module. All jobs that use it have ended before."""
 
     module: Module
 
 
 @_front(5)
-class Measure(NamedTuple):
+class MeasureKernel(NamedTuple):
     """Compile a kernel for a block shape. Replies M, 1 or more; refused if no block fits an SM."""
 
     ticket: Ticket
@@ -179,7 +179,7 @@ class ReadProgress(NamedTuple):
 
 
 @_front(10)
-class ReadSymbol(NamedTuple):
+class ReadVariable(NamedTuple):
     """Read bytes of a module variable. Replies them."""
 
     ticket: Ticket
@@ -190,7 +190,7 @@ class ReadSymbol(NamedTuple):
 
 
 @_front(11)
-class WriteSymbol(NamedTuple):
+class WriteVariable(NamedTuple):
     """Write bytes of a module variable. Replies nil."""
 
     ticket: Ticket
@@ -248,7 +248,7 @@ class Shrink(NamedTuple):
 
 
 @_front(15)
-class Upload(NamedTuple):
+class UploadRange(NamedTuple):
     """Copy from the file to the device; the part is committed. Replies nil."""
 
     ticket: Ticket
@@ -258,7 +258,7 @@ class Upload(NamedTuple):
 
 
 @_front(16)
-class Download(NamedTuple):
+class DownloadRange(NamedTuple):
     """Copy from the device to the file; the part is committed. Replies nil."""
 
     ticket: Ticket
@@ -285,7 +285,7 @@ class ExportMemory(NamedTuple):
 
 
 @_front(20)
-class OpenLane(NamedTuple):
+class StartLane(NamedTuple):
     """Open a lane, with ``slices`` slices; the descriptor of its ring comes with the message.
 
     To all that follows it is a job: `ResizeJob`, `EndJob`, `KillJob`, and `RunEnded` at its end.
@@ -301,7 +301,7 @@ class OpenLane(NamedTuple):
 
 
 @_front(21)
-class PrepareLaunch(NamedTuple):
+class AddLaunchSite(NamedTuple):
     """Make a launch site of a lane. Replies its number."""
 
     ticket: Ticket
@@ -311,11 +311,11 @@ class PrepareLaunch(NamedTuple):
     form: Annotated[str, choice("persistent", "sliced", "whole"), "for this block shape"]
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
-    occupancy: Annotated[int, uint(16), "M, as `Measure` replied"]
+    occupancy: Annotated[int, uint(16), "M, as `MeasureKernel` replied"]
 
 
 @_front(22)
-class CancelLaunch(NamedTuple):
+class CancelLaneLaunch(NamedTuple):
     """Cancel a launch of a lane, unless it has ended."""
 
     job: Job
@@ -426,7 +426,7 @@ class RunEnded(NamedTuple):
 
 
 @_host(70)
-class LaneIdle(NamedTuple):
+class LaneLent(NamedTuple):
     """Nothing runs in a lane, and nothing has come for the hold time."""
 
     job: Annotated[int, uint(64), "the lane"]
@@ -434,11 +434,11 @@ class LaneIdle(NamedTuple):
 
 
 @_host(71)
-class LaneWoke(NamedTuple):
-    """A launch has come in an idle lane. One follows each `LaneIdle`, unless the lane ends."""
+class LaneTookBack(NamedTuple):
+    """A launch has come in an idle lane. One follows each `LaneLent`, unless the lane ends."""
 
     job: Annotated[int, uint(64), "the lane"]
-    epoch: Annotated[int, uint(32), "as in the `LaneIdle` before"]
+    epoch: Annotated[int, uint(32), "as in the `LaneLent` before"]
     taken: Annotated[
         tuple[tuple[int, int], ...],
         listed(pair(uint(64), uint(32)), 0, 1 << 16),
@@ -447,7 +447,7 @@ class LaneWoke(NamedTuple):
 
 
 @_host(74)
-class LaunchEnded(NamedTuple):
+class LaneLaunchEnded(NamedTuple):
     """The end of a lane's launch that failed, was cancelled, or has output."""
 
     job: Job

@@ -31,9 +31,9 @@ from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
     NATIVE_PROTOCOL,
-    Failed,
     Made,
     Make,
+    NotMade,
     Ready,
 )
 from gpud.wire.framing import FrameDecoder
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def answer(asked: Make, dumps: DumpFolder | None = None) -> Made | Failed:
+def answer(asked: Make, dumps: DumpFolder | None = None) -> Made | NotMade:
     """Compile a kernel. Blocks; raises nothing."""
     arena, heap = (None if one is None else LinkedMemory(*one) for one in (asked.arena, asked.heap))
     x, y, z = asked.block
@@ -78,7 +78,7 @@ def answer(asked: Make, dumps: DumpFolder | None = None) -> Made | Failed:
         del generated["ir"]
         return Made(generated, native.code)
     except Exception as error:  # noqa: BLE001 - every error goes to the host
-        return Failed(as_gpud_error(error).to_wire())
+        return NotMade(as_gpud_error(error).to_wire())
 
 
 if __name__ == "__main__":

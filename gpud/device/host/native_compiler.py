@@ -35,9 +35,9 @@ from gpud.compiler.cache import Cache, cache_key, source_digest
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
     NATIVE_PROTOCOL,
-    Failed,
     Made,
     Make,
+    NotMade,
 )
 from gpud.errors import CompileError, GpudError, InternalError, from_wire
 from gpud.errors.base import shorten
@@ -237,7 +237,7 @@ class _NativeProcess:
         self._socket.settimeout(self._limit_s)
         self._socket.sendall(NATIVE_PROTOCOL.encode(asked))
         answer = self._next(self._limit_s)
-        if isinstance(answer, Failed):
+        if isinstance(answer, NotMade):
             raise from_wire(answer.error)
         assert isinstance(answer, Made)
         return answer

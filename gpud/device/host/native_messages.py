@@ -1,6 +1,6 @@
 """The messages between a CPU device's host and its compiler process.
 
-The process sends `Ready` first. Then it answers each `Make` by one `Made` or `Failed`; the host
+The process sends `Ready` first. Then it answers each `Make` by one `Made` or `NotMade`; the host
 sends the next only after that.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from gpud.wire.field_types import blob, listed, optional, plain, text, uint
 from gpud.wire.message_table import MessageTable, Sender
 
-__all__ = ["MAX_FRAME_BYTES", "NATIVE_PROTOCOL", "Failed", "Made", "Make", "Ready"]
+__all__ = ["MAX_FRAME_BYTES", "NATIVE_PROTOCOL", "Made", "Make", "NotMade", "Ready"]
 
 NATIVE_PROTOCOL = MessageTable("native", 1)
 """Every message of the link by code and by class."""
@@ -48,7 +48,7 @@ class Made(NamedTuple):
 
 
 @_process(65)
-class Failed(NamedTuple):
+class NotMade(NamedTuple):
     """The kernel could not be compiled."""
 
     error: Annotated[dict[str, Any], plain(), "`gpud.errors.GpudError.to_wire`"]

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gpud.device.host.messages import OpenLane, RunEnded, SlicesHeld, StartRun
+from gpud.device.host.messages import RunEnded, SlicesHeld, StartLane, StartRun
 from gpud.device.interface import OUTPUT_LIMIT_BYTES
 from gpud.errors import DeviceLost, GpudError, InternalError
 
@@ -40,7 +40,7 @@ class RunningJob:
 
     def __init__(
         self,
-        command: StartRun | OpenLane,
+        command: StartRun | StartLane,
         send: Callable[[Any], None],
         forget: Callable[[RunningJob], None],
         lost: Callable[[BaseException], None] | None = None,

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from gpud.device.host import messages as m
 from gpud.device.host.command_thread import CommandThread
 from gpud.device.host.link import Link
-from gpud.device.interface import Arena, Device
+from gpud.device.interface import Device, MappedArena
 from gpud.errors import (
     DeviceLost,
     GpudError,
@@ -52,7 +52,7 @@ _ARENAS = -1
 _NOWHERE = (2**64 - 2**20, 2**20)
 """The range for a session without an arena: no memory lies there, so every access misses."""
 
-_OF_SESSIONS = (m.Commit, m.Release, m.Shrink, m.Upload, m.Download, m.ExportMemory)
+_OF_SESSIONS = (m.Commit, m.Release, m.Shrink, m.UploadRange, m.DownloadRange, m.ExportMemory)
 
 _MOST_PIECES = 16
 """Most pieces of memory that are exported at once: the kernel limits descriptors on their way."""
@@ -61,7 +61,7 @@ _MOST_PIECES = 16
 class _Arena(NamedTuple):
     """A session's mapped memory; all its modules are loaded with this one ``range`` object."""
 
-    arena: Arena
+    arena: MappedArena
     range: tuple[int, int]
 
 
@@ -102,8 +102,8 @@ class SessionMemory:
             m.Commit: lambda command: put(command.session, self._commit, command),
             m.Release: lambda command: put(command.session, self._in_pieces, command),
             m.Shrink: lambda command: put(command.session, self._shrink, command),
-            m.Upload: lambda command: put(command.session, self._in_pieces, command),
-            m.Download: lambda command: put(command.session, self._in_pieces, command),
+            m.UploadRange: lambda command: put(command.session, self._in_pieces, command),
+            m.DownloadRange: lambda command: put(command.session, self._in_pieces, command),
             m.ExportMemory: self._queue_export,
         }
 
@@ -140,7 +140,7 @@ class SessionMemory:
         self._arenas[command.session] = _Arena(arena, (arena.address, command.size))
         self._send(m.Replied(command.ticket, arena.address))
 
-    def _map(self, descriptor: int, command: m.OpenArena) -> Arena:
+    def _map(self, descriptor: int, command: m.OpenArena) -> MappedArena:
         try:
             return self._device.map_arena(descriptor, command.size, command.base)
         except InvalidArgument as error:
@@ -233,11 +233,15 @@ class SessionMemory:
                     raise
             yield
 
-    def _in_pieces(self, command: m.Release | m.Upload | m.Download) -> Iterator[None]:
+    def _in_pieces(self, command: m.Release | m.UploadRange | m.DownloadRange) -> Iterator[None]:
         arena = self._arena(command.session)
-        acts = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
+        acts = {
+            m.Release: arena.release,
+            m.UploadRange: arena.upload,
+            m.DownloadRange: arena.download,
+        }
         act = acts[type(command)]
-        if isinstance(command, m.Download) and command.moves:
+        if isinstance(command, m.DownloadRange) and command.moves:
             act = partial(act, moves=True)
         for offset, size in _pieces(command):
             act(offset, size)

@@ -107,8 +107,8 @@ class LaneRequests:
         occupancy, form = measured
         entry = kernel.info.entry_for(message.block, killable=True)
 
-        def command(ticket: int) -> hm.PrepareLaunch:
-            return hm.PrepareLaunch(
+        def command(ticket: int) -> hm.AddLaunchSite:
+            return hm.AddLaunchSite(
                 ticket, job.id, module.number, entry, form, message.block, message.shared, occupancy
             )
 
@@ -126,7 +126,7 @@ class LaneRequests:
         job = self._lane(session, message.lane)
         process = self._devices[job.device].process
         if process is not None:
-            process.send(hm.CancelLaunch(job.id, message.launch))
+            process.send(hm.CancelLaneLaunch(job.id, message.launch))
 
     def close(self, session: Session, message: wm.CloseLane) -> None:
         """Handle `CloseLane`: end the lane, unless it has ended."""

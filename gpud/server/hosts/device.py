@@ -111,9 +111,9 @@ class Device(DeviceStatus):
         self.registry = self._new_registry()
         self._handlers: dict[type, Callable[[Any], None]] = {
             hm.SlicesHeld: self.jobs.blocks_left,
-            hm.LaunchEnded: self.jobs.launch_ended,
-            hm.LaneIdle: self.jobs.lane_idle,
-            hm.LaneWoke: self.jobs.lane_woke,
+            hm.LaneLaunchEnded: self.jobs.launch_ended,
+            hm.LaneLent: self.jobs.lane_idle,
+            hm.LaneTookBack: self.jobs.lane_woke,
             hm.RunEnded: self.jobs.ended,
             hm.Replied: self._on_replied,
             hm.Refused: self._on_refused,

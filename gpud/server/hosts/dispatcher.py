@@ -142,7 +142,7 @@ class JobDispatcher:
         self._sent[message.job] = None
         process.send(message)
 
-    def open_lane(self, message: hm.OpenLane, descriptor: int) -> bool:
+    def open_lane(self, message: hm.StartLane, descriptor: int) -> bool:
         """Open a lane, for which the host is prepared; ``descriptor`` is that of its ring.
 
         Returns whether it was: its jobs could use values that the device has lost.
@@ -165,7 +165,7 @@ class JobDispatcher:
 
     # -- messages from the host
 
-    def launch_ended(self, message: hm.LaunchEnded) -> None:
+    def launch_ended(self, message: hm.LaneLaunchEnded) -> None:
         """Pass on how a lane's launch has ended."""
         if message.job not in self._sent:
             return
@@ -177,12 +177,12 @@ class JobDispatcher:
         if message.job in self._sent:
             self._observer.blocks_left(message)
 
-    def lane_idle(self, message: hm.LaneIdle) -> None:
+    def lane_idle(self, message: hm.LaneLent) -> None:
         """Pass on that a lane is idle."""
         if message.job in self._sent:
             self._observer.lane_idle(message)
 
-    def lane_woke(self, message: hm.LaneWoke) -> None:
+    def lane_woke(self, message: hm.LaneTookBack) -> None:
         """Pass on that a lane has woken; what it took is not its own affair."""
         self._observer.lane_woke(message)
 

@@ -55,14 +55,14 @@ class DeviceObserver(Protocol):
     def blocks_left(self, message: hm.SlicesHeld) -> None:
         """See `gpud.device.host.messages.SlicesHeld`."""
 
-    def launch_ended(self, message: hm.LaunchEnded) -> None:
+    def launch_ended(self, message: hm.LaneLaunchEnded) -> None:
         """Take notice that a launch of a lane has ended unusually."""
 
-    def lane_idle(self, message: hm.LaneIdle) -> None:
-        """See `gpud.device.host.messages.LaneIdle`."""
+    def lane_idle(self, message: hm.LaneLent) -> None:
+        """See `gpud.device.host.messages.LaneLent`."""
 
-    def lane_woke(self, message: hm.LaneWoke) -> None:
-        """See `gpud.device.host.messages.LaneWoke`."""
+    def lane_woke(self, message: hm.LaneTookBack) -> None:
+        """See `gpud.device.host.messages.LaneTookBack`."""
 
     def job_ended(self, message: hm.RunEnded) -> None:
         """See `gpud.device.host.messages.RunEnded`."""

@@ -25,8 +25,8 @@ from typing import Any
 
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError
-from gpud.server.hosts.quarantine import Case, Quarantine
-from gpud.server.hosts.resources import Request
+from gpud.server.hosts.quarantine import Quarantine, QuarantineCase
+from gpud.server.hosts.resources import ResourceRequest
 from gpud.server.hosts.variable_writes import VariableWrites
 from gpud.server.ipc.child_process import ChildProcess, OnReply
 from gpud.server.ipc.reply_group import ReplyGroup
@@ -52,7 +52,7 @@ class Loader:
 
     def __init__(
         self,
-        ask: Request,
+        ask: ResourceRequest,
         host: Callable[[], ChildProcess | None],
         quarantine: Quarantine,
         lost: Callable[[str], DeviceLost],
@@ -61,7 +61,7 @@ class Loader:
         self._host = host
         self._quarantine = quarantine
         self._lost_error = lost
-        self.compiling: dict[int, Case] = {}
+        self.compiling: dict[int, QuarantineCase] = {}
         self._texts: dict[int, str] = {}  # PTX by module
         self._ran: dict[int, Module] = {}  # modules with jobs on this host
         self._written: dict[int, tuple[Module, VariableWrites]] = {}
@@ -124,19 +124,21 @@ class Loader:
     def request(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
     ) -> None:
-        """Send a request of the registry; see `gpud.server.hosts.resources.Request`."""
+        """Send a request of the registry; see `gpud.server.hosts.resources.ResourceRequest`."""
         message = make(0)
-        if isinstance(message, hm.Load):
+        if isinstance(message, hm.LoadModule):
             self._texts[message.module] = message.ptx
-            self._compile(Case(message.ptx), make, self._rewriting(message.module, on_reply))
-        elif isinstance(message, hm.Measure):
+            self._compile(
+                QuarantineCase(message.ptx), make, self._rewriting(message.module, on_reply)
+            )
+        elif isinstance(message, hm.MeasureKernel):
             text = self._texts.get(message.module, "")
-            case = Case(text, message.entry, message.block, message.shared)
+            case = QuarantineCase(text, message.entry, message.block, message.shared)
             self._compile(case, make, on_reply)
         else:
             self._ask(make, on_reply, descriptor)
 
-    def _compile(self, case: Case, make: Callable[[int], Any], on_reply: OnReply) -> None:
+    def _compile(self, case: QuarantineCase, make: Callable[[int], Any], on_reply: OnReply) -> None:
         """Have the host load or compile ``case``, unless the quarantine refuses it."""
         host = self._host()
         tickets: list[int] = []
@@ -180,6 +182,8 @@ class Loader:
         return loaded
 
 
-def write_message(module: int, name: str, offset: int, data: bytes, ticket: int) -> hm.WriteSymbol:
+def write_message(
+    module: int, name: str, offset: int, data: bytes, ticket: int
+) -> hm.WriteVariable:
     """Return the message that writes to a variable."""
-    return hm.WriteSymbol(ticket, module, name, offset, data)
+    return hm.WriteVariable(ticket, module, name, offset, data)

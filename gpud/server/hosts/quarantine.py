@@ -37,7 +37,7 @@ from gpud.processes.culprits import MOST_KEPT, MOST_TRIES, Culprits, Verdict
 from gpud.server.ipc.child_process import ENDED, ChildProcess
 from gpud.server.ipc.stream import Outbox
 
-__all__ = ["Case", "Quarantine"]
+__all__ = ["Quarantine", "QuarantineCase"]
 
 _LOG = logging.getLogger(__name__)
 _START_S = 60.0
@@ -46,7 +46,7 @@ _END_S = 2.0
 OnVerdict = Callable[[GpudError | None], None]
 
 
-class Case(NamedTuple):
+class QuarantineCase(NamedTuple):
     """The input of a compilation.
 
     Attributes:
@@ -61,7 +61,7 @@ class Case(NamedTuple):
     shared: int = 0
 
     @property
-    def digest(self) -> Case:
+    def digest(self) -> QuarantineCase:
         """The same case with the program replaced by its digest."""
         return self._replace(ptx=hashlib.sha256(self.ptx.encode()).hexdigest())
 
@@ -94,13 +94,13 @@ class Quarantine:
         self._what = what
         self._start = start
         self._limit_s = limit_s
-        # Keyed by `Case.digest`.
-        self._culprits: Culprits[Case] = Culprits()
-        self._suspected: OrderedDict[Case, list[OnVerdict]] = OrderedDict()
+        # Keyed by `QuarantineCase.digest`.
+        self._culprits: Culprits[QuarantineCase] = Culprits()
+        self._suspected: OrderedDict[QuarantineCase, list[OnVerdict]] = OrderedDict()
         self._trials: set[asyncio.Task[None]] = set()
         self._hosts: list[ChildProcess] = []
 
-    def suspect(self, case: Case, reason: str) -> None:
+    def suspect(self, case: QuarantineCase, reason: str) -> None:
         """Suspect a case: the host was lost while it compiled it."""
         key = case.digest
         if self._start is None or key in self._suspected or self._culprits.refusal(key):
@@ -112,7 +112,7 @@ class Quarantine:
             if not self._suspected[oldest]:
                 del self._suspected[oldest]
 
-    def ask(self, case: Case, on_verdict: OnVerdict) -> None:
+    def ask(self, case: QuarantineCase, on_verdict: OnVerdict) -> None:
         """Call ``on_verdict`` with None if the case may be compiled, else with the error.
 
         The call is immediate unless the case is suspected; then it follows the trials.
@@ -145,7 +145,7 @@ class Quarantine:
 
     # -- trials
 
-    async def _run_trials(self, case: Case) -> None:
+    async def _run_trials(self, case: QuarantineCase) -> None:
         key, error = case.digest, None
         while (reason := await self._run_trial(case)) is not None and self._start is not None:
             _LOG.warning("%s: a trial of %s: the host %s", self._what, case, reason)
@@ -162,7 +162,7 @@ class Quarantine:
         for on_verdict in self._suspected.pop(key, ()):
             on_verdict(error)
 
-    async def _run_trial(self, case: Case) -> str | None:
+    async def _run_trial(self, case: QuarantineCase) -> str | None:
         """Compile the case in a separate host; returns how that ended, None if it survived."""
         start = self._start
         if start is None:
@@ -178,7 +178,7 @@ class Quarantine:
 class _Trial:
     """A separate host that compiles one case."""
 
-    def __init__(self, outbox: Outbox, what: str, case: Case, limit_s: float) -> None:
+    def __init__(self, outbox: Outbox, what: str, case: QuarantineCase, limit_s: float) -> None:
         self._loop = outbox.loop
         self._case = case
         self._limit_s = limit_s
@@ -221,14 +221,16 @@ class _Trial:
         self._began = True
         self._timer.cancel()
         self._timer = self._end_after(self._limit_s)
-        self.host.request(lambda t: hm.Load(t, 1, 1, self._case.ptx), self._loaded)
+        self.host.request(lambda t: hm.LoadModule(t, 1, 1, self._case.ptx), self._loaded)
 
     def _loaded(self, _: Any, error: GpudError | None) -> None:
         _, entry, block, shared = self._case
         if error is not None or entry is None:
             self._measured(None, error)
         else:
-            self.host.request(lambda t: hm.Measure(t, 1, entry, block, shared), self._measured)
+            self.host.request(
+                lambda t: hm.MeasureKernel(t, 1, entry, block, shared), self._measured
+            )
 
     def _measured(self, _: Any, error: GpudError | None) -> None:
         # A plain GpudError means that the host is gone; `on_end` reports why.

@@ -144,5 +144,5 @@ class HostRequests:
         self.ask(ask_if_there, on_reply)
 
 
-def _read(module: int, name: str, offset: int, size: int, ticket: int) -> hm.ReadSymbol:
-    return hm.ReadSymbol(ticket, module, name, offset, size)
+def _read(module: int, name: str, offset: int, size: int, ticket: int) -> hm.ReadVariable:
+    return hm.ReadVariable(ticket, module, name, offset, size)

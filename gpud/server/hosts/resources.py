@@ -25,7 +25,7 @@ from gpud.server.ipc.reply_group import ReplyGroup
 from gpud.server.state.modules import Module, Shape
 from gpud.server.state.sequence import ValidatedSequence
 
-__all__ = ["ArenaOf", "ArraysOf", "Request", "ResourceRegistry"]
+__all__ = ["ArenaOf", "ArraysOf", "ResourceRegistry", "ResourceRequest"]
 
 ArenaOf = Callable[[int], tuple[int, int, int] | None]
 """(base, size, descriptor) of a session's arena on the device, if it has one there."""
@@ -37,7 +37,7 @@ _Waiting = dict[int, list[OnReply] | None]
 """By number: None for a resource that the host holds; the waiting callbacks for a requested one."""
 
 
-class Request(Protocol):
+class ResourceRequest(Protocol):
     """Sends a command with a ticket to the host, and passes its reply to ``on_reply``."""
 
     def __call__(
@@ -61,7 +61,7 @@ class ResourceRegistry:
 
     def __init__(
         self,
-        request: Request,
+        request: ResourceRequest,
         send: Callable[[Any], None],
         arena_of: ArenaOf,
         arrays_of: ArraysOf = lambda session: (),
@@ -192,7 +192,7 @@ class ResourceRegistry:
     def upload(self, session: int, address: int, offset: int, size: int, on_reply: OnReply) -> None:
         """Copy a part of an array that the host holds from the file to the device."""
         at = self._offset(session, address) + offset
-        self._request(lambda ticket: hm.Upload(ticket, session, at, size), on_reply)
+        self._request(lambda ticket: hm.UploadRange(ticket, session, at, size), on_reply)
 
     def download(
         self,
@@ -211,7 +211,7 @@ class ResourceRegistry:
             if error is not None:
                 on_reply(None, error)
             else:
-                self._request(lambda t: hm.Download(t, session, at, size, moves), on_reply)
+                self._request(lambda t: hm.DownloadRange(t, session, at, size, moves), on_reply)
 
         self.open_arena(session, opened)
 
@@ -260,7 +260,7 @@ class ResourceRegistry:
         self._once(
             self._modules,
             number,
-            lambda ticket: hm.Load(ticket, number, session, ptx, variables),
+            lambda ticket: hm.LoadModule(ticket, number, session, ptx, variables),
             on_reply,
             request=request,
         )
@@ -276,7 +276,9 @@ class ResourceRegistry:
                 self._measured.setdefault(number, set()).add(shape)
             on_reply(value, error)
 
-        self.with_module(module, lambda t: hm.Measure(t, number, entry, block, shared), measured)
+        self.with_module(
+            module, lambda t: hm.MeasureKernel(t, number, entry, block, shared), measured
+        )
 
     def with_module(self, module: Module, make: Callable[[int], Any], on_reply: OnReply) -> None:
         """Load the module, then send a command."""
@@ -292,7 +294,7 @@ class ResourceRegistry:
     def unload(self, number: int) -> None:
         """Unload a module; none of its jobs is left."""
         if self._modules.pop(number, False) is not False:
-            self._send(hm.Unload(number))
+            self._send(hm.UnloadModule(number))
             self._measured.pop(number, None)
 
     def close_session(self, session: int) -> None:
@@ -308,7 +310,7 @@ class ResourceRegistry:
         make: Callable[[int], Any],
         on_reply: OnReply,
         descriptor: int | None = None,
-        request: Request | None = None,
+        request: ResourceRequest | None = None,
     ) -> None:
         """Request a resource unless the host holds it; call ``on_reply`` when it does."""
         if number in things:

@@ -292,7 +292,7 @@ class Runner:
             # Its allocation falls with the blocks that it holds.
             self._changed(job, time.monotonic_ns())
 
-    def launch_ended(self, message: hm.LaunchEnded) -> None:
+    def launch_ended(self, message: hm.LaneLaunchEnded) -> None:
         """Take notice that a lane's launch has ended unusually, and tell its owner."""
         job = self._jobs.get(JobId(message.job))
         if job is None:
@@ -303,11 +303,11 @@ class Runner:
             error = symbolized_in(error, job, module, self._arenas.nearest_array)
         job.owner.launch_ended(job.number, message, error)
 
-    def lane_idle(self, message: hm.LaneIdle) -> None:
+    def lane_idle(self, message: hm.LaneLent) -> None:
         """Take notice that nothing runs in a lane."""
         self.feed(ev.LaneIdle(time.monotonic_ns(), JobId(message.job), message.epoch))
 
-    def lane_woke(self, message: hm.LaneWoke) -> None:
+    def lane_woke(self, message: hm.LaneTookBack) -> None:
         """Take notice that a lane has woken, and what its device took back for it."""
         taken = tuple((JobId(job), slices) for job, slices in message.taken)
         self.feed(ev.LaneWoke(time.monotonic_ns(), JobId(message.job), message.epoch, taken))
@@ -362,7 +362,7 @@ class Runner:
         """Make the ring of a lane, and give it to its device and its owner."""
         size = -(-RING_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = memfd.create(f"gpud-lane-{job_name(job.id)}", size)
-        opening = hm.OpenLane(
+        opening = hm.StartLane(
             job.id, job.session, command.occupancy, command.slices, command.epoch, command.online,
             command.exclusive,
         )  # fmt: skip

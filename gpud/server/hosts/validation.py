@@ -28,15 +28,15 @@ def check_reply(command: Any, value: Any) -> None:
     Raises:
         ProtocolError: it is not.
     """
-    if isinstance(command, hm.Measure):
+    if isinstance(command, hm.MeasureKernel):
         fine = type(value) is int and 0 < value <= _MOST_OCCUPANCY
-    elif isinstance(command, hm.ReadSymbol):
+    elif isinstance(command, hm.ReadVariable):
         fine = type(value) is bytes and len(value) == command.size
     elif isinstance(command, hm.ReadProgress):
         fine = type(value) is list and all(_is_progress(one, command) for one in value)
     elif isinstance(command, hm.OpenArena):
         fine = type(value) is int and command.base in (0, value)
-    elif isinstance(command, hm.PrepareLaunch):
+    elif isinstance(command, hm.AddLaunchSite):
         fine = type(value) is int and value >= 0
     else:
         fine = value is None

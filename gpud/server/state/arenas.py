@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from gpud.core.memory.allocator import Arena, whole_pages
+from gpud.core.memory.allocator import ArenaRange, whole_pages
 from gpud.core.memory.coherence import CoherenceTracker
 from gpud.core.memory.ledger import FreeRange, Ledger, MemoryUsage
 from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
@@ -142,7 +142,7 @@ class Arenas:
 
     def allocate(
         self, session: SessionId, user: int, device: int, size: int, at: int | None = None
-    ) -> tuple[Address, Arena | None]:
+    ) -> tuple[Address, ArenaRange | None]:
         """Allocate an array; returns its address, and its arena if the client does not know it.
 
         Args:
@@ -169,13 +169,13 @@ class Arenas:
             self._device_arrays[device].copies.allocated(session, address, size)
         return address, self.unannounced(arena)
 
-    def _clear(self, arena: Arena, address: int, size: int) -> None:
+    def _clear(self, arena: ArenaRange, address: int, size: int) -> None:
         """Free what the session has written where it had no array, as beyond the end of another."""
         descriptor, offset = self.file(arena), address - arena.base
         if memfd.written_bytes(descriptor, offset, size):
             memfd.punch(descriptor, offset, whole_pages(size))
 
-    def opened(self, session: SessionId, user: int, device: int) -> Arena:
+    def opened(self, session: SessionId, user: int, device: int) -> ArenaRange:
         """Return a session's arena with its file; create both if they are missing.
 
         Raises:
@@ -185,7 +185,7 @@ class Arenas:
         self._open(session, user)
         return self._with_file(session, device)
 
-    def unannounced(self, arena: Arena) -> Arena | None:
+    def unannounced(self, arena: ArenaRange) -> ArenaRange | None:
         """Return an arena if the client does not know it; from now on it does."""
         key = (arena.session, arena.device)
         if key in self._announced:
@@ -228,7 +228,7 @@ class Arenas:
             self._opened.add(session)
             self._ledger.open(session, user)
 
-    def _with_file(self, session: SessionId, device: int) -> Arena:
+    def _with_file(self, session: SessionId, device: int) -> ArenaRange:
         """Return the session's arena, with its file created if it is missing."""
         arena = self._ledger.open_arena(session, device)
         key = (session, device)
@@ -251,7 +251,7 @@ class Arenas:
             self._descriptors.arenas += 1
         return arena
 
-    def file(self, arena: Arena) -> int:
+    def file(self, arena: ArenaRange) -> int:
         """Return the descriptor of an arena's memory file."""
         return self._files[arena.session, arena.device]
 

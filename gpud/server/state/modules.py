@@ -11,7 +11,7 @@ from typing import Any
 from gpud.compiler.forms.form import Form
 from gpud.compiler.process.messages import CompileDone
 from gpud.compiler.program import Site, kernel_from
-from gpud.compiler.variables import Block
+from gpud.compiler.variables import VariableBlock
 from gpud.server.state.numbers import number_after
 from gpud.units import SessionId
 from gpud.wire.packed_rows import PackedRows
@@ -69,7 +69,9 @@ class CompiledProgram:
         self.symbols = done.symbols
         self.variables = frozenset(done.variables)  # those of its own that kernels can write
         size, offsets, pieces, relocations = done.block
-        self.block = Block(size, offsets, tuple(map(tuple, pieces)), tuple(map(tuple, relocations)))
+        self.block = VariableBlock(
+            size, offsets, tuple(map(tuple, pieces)), tuple(map(tuple, relocations))
+        )
         self.block.check()
         self._kernels = PackedRows(done.kernels)
         self._entries = done.entries

@@ -256,7 +256,7 @@ class Session:
         """Return the oldest job for which what is freed has to wait; clients see to their lanes."""
         return next((number for number, job in self.jobs.items() if not job.lane), None)
 
-    def launch_ended(self, lane: int, launch: hm.LaunchEnded, error: GpudError | None) -> None:
+    def launch_ended(self, lane: int, launch: hm.LaneLaunchEnded, error: GpudError | None) -> None:
         """Notify the client how a launch of a lane has ended."""
         fields = None if error is None else error.to_wire()
         progress = launch.done, launch.total

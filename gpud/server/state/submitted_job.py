@@ -42,7 +42,7 @@ class JobOwner(Protocol):
     def lane_opened(self, lane: int, size: int, descriptor: int) -> None:
         """Take the ring of a lane."""
 
-    def launch_ended(self, lane: int, launch: hm.LaunchEnded, error: GpudError | None) -> None:
+    def launch_ended(self, lane: int, launch: hm.LaneLaunchEnded, error: GpudError | None) -> None:
         """Take notice of how a launch of a lane has ended."""
 
     def job_finished(self, job: SubmittedJob, state: str, error: GpudError | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpud.core.memory.allocator import Arena
+from gpud.core.memory.allocator import ArenaRange
 from gpud.core.memory.ledger import FreeRange
 from gpud.errors import GpudError, InvalidArgument
 from gpud.server.state.arenas import Arenas
@@ -39,7 +39,7 @@ class WorkloadMemory:
         device: int,
         position: int | None,
         sizes: tuple[int, int],
-    ) -> tuple[Address, Address | None, Arena | None]:
+    ) -> tuple[Address, Address | None, ArenaRange | None]:
         """Allocate a workload's memory: what persists, and addresses for what is temporary.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.analysis.block_shape import Shape, holds
+from gpud.compiler.analysis.block_shape import ShapeRule, holds
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.uniformity import Level, Uniformity
 from tests.compiler.support.flat_programs import kernel, program
@@ -103,7 +103,7 @@ def test_uniform_loops_stay_uniform() -> None:
         @%p1 bra LOOP;
     """)
     assert found.is_uniform("%r1")
-    assert found.branch(1) == (UNIFORM, Shape.ANY)
+    assert found.branch(1) == (UNIFORM, ShapeRule.ANY)
 
 
 def test_functions_know_nothing_of_their_parameters() -> None:
@@ -117,32 +117,32 @@ def test_functions_know_nothing_of_their_parameters() -> None:
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
-        ("mov.u32 %r2, %tid.x; shr.u32 %r1, %r2, 5;", Shape.ROWS),
-        ("mov.u32 %r2, %tid.x; div.u32 %r1, %r2, 64;", Shape.ROWS),
-        ("mov.u32 %r2, %tid.x; and.b32 %r1, %r2, -32;", Shape.ROWS),
-        ("mov.u32 %r2, %tid.x; mov.u32 %r3, 5; shr.u32 %r1, %r2, %r3;", Shape.ROWS),
+        ("mov.u32 %r2, %tid.x; shr.u32 %r1, %r2, 5;", ShapeRule.ROWS),
+        ("mov.u32 %r2, %tid.x; div.u32 %r1, %r2, 64;", ShapeRule.ROWS),
+        ("mov.u32 %r2, %tid.x; and.b32 %r1, %r2, -32;", ShapeRule.ROWS),
+        ("mov.u32 %r2, %tid.x; mov.u32 %r3, 5; shr.u32 %r1, %r2, %r3;", ShapeRule.ROWS),
         ("mov.u32 %r2, %tid.x; cvt.u64.u32 %d1, %r2; shr.u64 %d2, %d1, 6; cvt.u32.u64 %r1, %d2;",
-         Shape.ROWS),
-        ("mov.u32 %r1, %tid.y;", Shape.ROWS),
+         ShapeRule.ROWS),
+        ("mov.u32 %r1, %tid.y;", ShapeRule.ROWS),
         # ctaid.x * ntid.x + tid.x
         (("mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mov.u32 %r4, %ntid.x;"
-         "mad.lo.s32 %r5, %r3, %r4, %r2; shr.u32 %r1, %r5, 5;"), Shape.ROWS | Shape.WHOLE),
+         "mad.lo.s32 %r5, %r3, %r4, %r2; shr.u32 %r1, %r5, 5;"), ShapeRule.ROWS | ShapeRule.WHOLE),
         # the same as int: (i + ((i >> 31) >>> 27)) >> 5
         (("mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mov.u32 %r4, %ntid.x;"
          "mad.lo.s32 %r5, %r3, %r4, %r2; shr.s32 %r6, %r5, 31; shr.u32 %r7, %r6, 27;"
-         "add.s32 %r8, %r5, %r7; shr.s32 %r1, %r8, 5;"), Shape.ROWS | Shape.WHOLE),
+         "add.s32 %r8, %r5, %r7; shr.s32 %r1, %r8, 5;"), ShapeRule.ROWS | ShapeRule.WHOLE),
         # (tid.z * ntid.y + tid.y) * ntid.x + tid.x
         (("mov.u32 %r2, %tid.z; mov.u32 %r3, %ntid.y; mov.u32 %r4, %tid.y;"
          "mad.lo.s32 %r5, %r2, %r3, %r4; mov.u32 %r6, %ntid.x; mov.u32 %r7, %tid.x;"
-         "mad.lo.s32 %r8, %r5, %r6, %r7; shr.u32 %r1, %r8, 5;"), Shape.ANY),
-        ("vote.sync.ballot.b32 %r1, %p1, -1;", Shape.ANY),
-        ("mov.u32 %r2, %tid.y; shfl.sync.down.b32 %r1, %r2, 1, 31, 0xff;", Shape.ROWS),
-        ("mov.u32 %r3, -1; vote.sync.ballot.b32 %r1, %p1, %r3;", Shape.ANY),
-        ("mov.u32 %r2, %laneid; shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;", Shape.ANY),
-        ("mov.u32 %r2, %laneid; redux.sync.add.s32 %r1, %r2, -1;", Shape.ANY),
+         "mad.lo.s32 %r8, %r5, %r6, %r7; shr.u32 %r1, %r8, 5;"), ShapeRule.ANY),
+        ("vote.sync.ballot.b32 %r1, %p1, -1;", ShapeRule.ANY),
+        ("mov.u32 %r2, %tid.y; shfl.sync.down.b32 %r1, %r2, 1, 31, 0xff;", ShapeRule.ROWS),
+        ("mov.u32 %r3, -1; vote.sync.ballot.b32 %r1, %p1, %r3;", ShapeRule.ANY),
+        ("mov.u32 %r2, %laneid; shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;", ShapeRule.ANY),
+        ("mov.u32 %r2, %laneid; redux.sync.add.s32 %r1, %r2, -1;", ShapeRule.ANY),
     ],
 )  # fmt: skip
-def test_warp_uniform_values(text: str, shape: Shape) -> None:
+def test_warp_uniform_values(text: str, shape: ShapeRule) -> None:
     if "vote" in text:
         text = "mov.u32 %r9, %laneid; setp.lt.u32 %p1, %r9, 7;" + text
     assert look(text).of("%r1") == (WARP, shape)
@@ -185,11 +185,11 @@ def test_comparing_the_thread_index(comparison: str, level: Level) -> None:
 
 
 def test_block_shapes() -> None:
-    assert holds(Shape.ANY, (7, 3, 2))
-    assert holds(Shape.ROWS, (48, 1, 1))
-    assert holds(Shape.ROWS, (64, 5, 3))
-    assert not holds(Shape.ROWS, (48, 2, 1))
-    assert not holds(Shape.ROWS, (48, 1, 2))
-    assert holds(Shape.WHOLE, (96, 2, 1))
-    assert not holds(Shape.WHOLE, (48, 1, 1))
-    assert not holds(Shape.ROWS | Shape.WHOLE, (48, 1, 1))
+    assert holds(ShapeRule.ANY, (7, 3, 2))
+    assert holds(ShapeRule.ROWS, (48, 1, 1))
+    assert holds(ShapeRule.ROWS, (64, 5, 3))
+    assert not holds(ShapeRule.ROWS, (48, 2, 1))
+    assert not holds(ShapeRule.ROWS, (48, 1, 2))
+    assert holds(ShapeRule.WHOLE, (96, 2, 1))
+    assert not holds(ShapeRule.WHOLE, (48, 1, 1))
+    assert not holds(ShapeRule.ROWS | ShapeRule.WHOLE, (48, 1, 1))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gpud.core.memory.allocator import PAGE_BYTES, Arena
+from gpud.core.memory.allocator import PAGE_BYTES, ArenaRange
 from gpud.core.memory.arena_slots import FIRST_ADDRESS
 from gpud.core.memory.ledger import FreeRange, Ledger
 from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
@@ -38,9 +38,9 @@ def test_arrays_are_whole_pages_one_after_the_other(ledger: Ledger) -> None:
 def test_an_arena_is_opened_by_the_first_array(ledger: Ledger) -> None:
     assert ledger.arena(ONE, 0) is None
     address = ledger.allocate(ONE, 0, 5)
-    assert ledger.arena(ONE, 0) == Arena(ONE, 0, address, 128 * PAGE)
+    assert ledger.arena(ONE, 0) == ArenaRange(ONE, 0, address, 128 * PAGE)
     ledger.allocate(ONE, 0, 5)
-    assert ledger.arena(ONE, 0) == Arena(ONE, 0, address, 128 * PAGE)
+    assert ledger.arena(ONE, 0) == ArenaRange(ONE, 0, address, 128 * PAGE)
 
 
 def test_arrays_are_made_again_at_their_addresses() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpud.core.pause import Pause
+from gpud.core.pause import PauseState
 from gpud.core.scheduler import Scheduler
 from gpud.errors import InternalError
 from gpud.units import JobId
@@ -38,7 +38,7 @@ DAMAGES: list[tuple[str, Callable[[Scheduler], object]]] = [
      lambda s: setattr(s.jobs[JobId(1)], "quota_slices", 1)),
     ("reservation: job 0.2 .* has 1 of 2 SMs", lambda s: damage_slices(s, 2, 1)),
     ("paused: job 0.1 .* was started, device 0 is paused since -1",
-     lambda s: s.devices[0].set_pause(Pause("u1", "12:00", now=False, at_ns=-1))),
+     lambda s: s.devices[0].set_pause(PauseState("u1", "12:00", now=False, at_ns=-1))),
     ("sums: device 0 counts charged", lambda s: setattr(s.devices[0], "charged", 1)),
     ("sums: device 0 counts working", lambda s: setattr(s.devices[0], "working", 9)),
     ("filed: job 0.3 .* is not where it", lambda s: s.jobs[JobId(3)].entries.clear()),

@@ -30,7 +30,7 @@ class Case:
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         link: Any = SimpleNamespace(send=self.events.put)
         self.host = Host(self.device, link, self.lost.put)
-        self.ask(m.Load(1, 7, 5, PROGRAM))
+        self.ask(m.LoadModule(1, 7, 5, PROGRAM))
 
     def ask(self, command: Any) -> Any:
         """Carry out a command and return what it replies."""
@@ -68,7 +68,7 @@ def case() -> Iterator[Case]:
 
 
 def test_a_job_runs_and_its_end_is_reported(case: Case) -> None:
-    assert case.ask(m.Measure(2, 7, "persistent_a", (32, 1, 1), 0)) == 2
+    assert case.ask(m.MeasureKernel(2, 7, "persistent_a", (32, 1, 1), 0)) == 2
     case.start(20, 3)
     case.host.carry_out(m.ResizeJob(JobId(9), 0, 1, 1))
     *before, last = case.heard()
@@ -80,8 +80,8 @@ def test_a_job_runs_and_its_end_is_reported(case: Case) -> None:
 
 
 def test_variables_are_read_and_written(case: Case) -> None:
-    case.ask(m.WriteSymbol(3, 7, "table", 4, b"abcd"))
-    assert case.ask(m.ReadSymbol(4, 7, "table", 5, 2)) == b"bc"
+    case.ask(m.WriteVariable(3, 7, "table", 4, b"abcd"))
+    assert case.ask(m.ReadVariable(4, 7, "table", 5, 2)) == b"bc"
 
 
 @pytest.mark.parametrize("status", ["ILLEGAL_ADDRESS", "LAUNCH_FAILED"])
@@ -98,7 +98,7 @@ def test_a_dead_context_ends_the_host_and_no_job_is_said_to_have_ended(
 
 def test_a_dead_context_found_by_a_command_ends_the_host(case: Case) -> None:
     case.fake.lose()
-    case.host.carry_out(m.ReadSymbol(4, 7, "table", 5, 2))
+    case.host.carry_out(m.ReadVariable(4, 7, "table", 5, 2))
     assert "ILLEGAL_ADDRESS" in case.lost.get(timeout=WAIT_S)
 
 

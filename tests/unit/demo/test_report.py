@@ -17,10 +17,10 @@ pytest.importorskip("matplotlib", reason="the extra `demo` draws the picture")
 from gpud.demo import cli
 from gpud.demo.allocation_trace import Change
 from gpud.demo.cli import LANES, POLICIES
-from gpud.demo.colocation import Comparison, Sizes, Window, compare
+from gpud.demo.colocation import Comparison, DemoWindow, Sizes, compare
 from gpud.demo.offline_client import Sized
 from gpud.demo.offline_kernels import OFFLINE
-from gpud.demo.online_client import Answers
+from gpud.demo.online_client import OnlineAnswers
 from gpud.demo.plot import Panel, draw, excerpt
 from gpud.demo.report import conclusion, impossible, note, table
 
@@ -77,9 +77,9 @@ def test_figures_that_are_off_by_chance_count() -> None:
 
 
 def test_a_window_is_compared_with_those_alone() -> None:
-    def window(latency: float, rate: float, busy: float = 0.0) -> Window:
-        answers = Answers(latencies_s=[latency] * 50)
-        return Window("fifo", 0.0, 1.0, answers, busy, {"a": rate, "b": 2 * rate})
+    def window(latency: float, rate: float, busy: float = 0.0) -> DemoWindow:
+        answers = OnlineAnswers(latencies_s=[latency] * 50)
+        return DemoWindow("fifo", 0.0, 1.0, answers, busy, {"a": rate, "b": 2 * rate})
 
     kinds = [replace(kind, name=name) for kind, name in zip(OFFLINE, "ab", strict=False)]
     sizes = Sizes(tuple(Sized(kind, 1, 1, 1e-3, 1e-3) for kind in kinds), layers=1)
@@ -129,7 +129,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
 def test_on_a_machine_that_is_too_busy_it_stops_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experiment = SimpleNamespace(measure=lambda *_, **__: Window("alone", 0.0, 5.0, busy=1.5))
+    experiment = SimpleNamespace(measure=lambda *_, **__: DemoWindow("alone", 0.0, 5.0, busy=1.5))
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     monkeypatch.setattr(cli, "sizes_for", lambda *_, **__: Sizes((), 1))
     monkeypatch.setattr(cli, "open_experiment", lambda *_: nullcontext(experiment))

@@ -188,12 +188,14 @@ class Peer:
     def load(self, module: int, session: int, source: str = SOURCE, form: str | None = None) -> int:
         """Load a program; returns the module's number."""
         ptx = rewritten(source, form).ptx
-        self.ask(lambda ticket: m.Load(ticket, module, session, ptx))
+        self.ask(lambda ticket: m.LoadModule(ticket, module, session, ptx))
         return module
 
     def measure(self, module: int, entry: str, block: int = 32, shared: int = 0) -> int:
         """M of a kernel."""
-        value = self.ask(lambda ticket: m.Measure(ticket, module, entry, (block, 1, 1), shared))
+        value = self.ask(
+            lambda ticket: m.MeasureKernel(ticket, module, entry, (block, 1, 1), shared)
+        )
         assert isinstance(value, int)
         return value
 

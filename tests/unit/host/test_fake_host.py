@@ -27,7 +27,7 @@ def made(*behaviours: Behaviour, **options: Any) -> FakeHost:
     """A host with a module whose kernels are k0, k1 ..."""
     kernels = {f"k{index}": one for index, one in enumerate(behaviours)}
     host = FakeHost(kernels=kernels, **options)
-    host.handle(m.Load(1, MODULE, 1, "ptx"))
+    host.handle(m.LoadModule(1, MODULE, 1, "ptx"))
     host.events.clear()
     return host
 
@@ -123,7 +123,9 @@ class Front:
 async def test_it_speaks_on_a_socket() -> None:
     front = Front(FakeHost(sms=3))
     descriptor = os.memfd_create("arena")
-    await front.send(m.OpenArena(1, 9, 4096, 8192), m.Load(2, 5, 9, "x"), descriptors=(descriptor,))
+    await front.send(
+        m.OpenArena(1, 9, 4096, 8192), m.LoadModule(2, 5, 9, "x"), descriptors=(descriptor,)
+    )
     os.close(descriptor)
     ready, *replies = front.received()
     assert isinstance(ready, m.HostReady)

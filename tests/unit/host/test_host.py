@@ -124,7 +124,7 @@ class Case:
 @pytest.fixture
 def case() -> Iterator[Case]:
     one = Case()
-    assert one.do(m.Load(1, 5, 9, "ptx")) == m.Replied(1)
+    assert one.do(m.LoadModule(1, 5, 9, "ptx")) == m.Replied(1)
     yield one
     one.front.close()
     one.link.close()
@@ -137,7 +137,7 @@ def start(job: int, *rows: m.HostLaunch) -> m.StartRun:
 
 def test_an_error_arrives_with_its_fields(case: Case) -> None:
     case.device.error = LaunchConfigError("shared", 7, "too much", limit=5)
-    refused = case.do(m.Measure(2, 5, "k", (32, 1, 1), 7))
+    refused = case.do(m.MeasureKernel(2, 5, "k", (32, 1, 1), 7))
     error = from_wire(refused.error)
     assert isinstance(error, LaunchConfigError)
     assert (refused.ticket, error.parameter, error.value, error.limit) == (2, "shared", 7, 5)
@@ -145,30 +145,32 @@ def test_an_error_arrives_with_its_fields(case: Case) -> None:
 
 def test_a_bug_is_logged_and_refuses_the_command_alone(case: Case) -> None:
     case.device.error = ZeroDivisionError("oh")
-    log = case.do(m.Measure(2, 5, "k", (32, 1, 1), 7))
+    log = case.do(m.MeasureKernel(2, 5, "k", (32, 1, 1), 7))
     assert isinstance(log, m.Log)
     assert "ZeroDivisionError" in log.text
     assert "\n" not in log.text
     assert isinstance(from_wire(case.next().error), InternalError)
     case.device.error = None
-    assert case.do(m.Measure(3, 5, "k", (32, 1, 1), 7)) == m.Replied(3, 32)
+    assert case.do(m.MeasureKernel(3, 5, "k", (32, 1, 1), 7)) == m.Replied(3, 32)
 
 
 def test_an_error_that_cannot_be_sent_is_sent_without_its_fields(case: Case) -> None:
     case.device.error = LaunchConfigError("shared", 7, "too much")
     case.device.error.value = np.int64(7)  # type: ignore[assignment]
-    refused = case.do(m.Measure(2, 5, "k", (32, 1, 1), 7))
+    refused = case.do(m.MeasureKernel(2, 5, "k", (32, 1, 1), 7))
     assert from_wire(refused.error).code == "launch-config"
     case.device.error = None
-    assert case.do(m.Measure(3, 5, "k", (32, 1, 1), 7)) == m.Replied(3, 32)
+    assert case.do(m.MeasureKernel(3, 5, "k", (32, 1, 1), 7)) == m.Replied(3, 32)
 
 
 def test_a_module_is_loaded_once_and_may_be_forgotten(case: Case) -> None:
-    assert isinstance(from_wire(case.do(m.Load(2, 5, 9, "ptx")).error), InvalidArgument)
-    case.host.carry_out(m.Unload(5))
-    case.host.carry_out(m.Unload(5))
-    assert isinstance(from_wire(case.do(m.Measure(3, 5, "k", (1, 1, 1), 0)).error), UnknownName)
-    assert case.do(m.Load(4, 5, 9, "ptx")) == m.Replied(4)
+    assert isinstance(from_wire(case.do(m.LoadModule(2, 5, 9, "ptx")).error), InvalidArgument)
+    case.host.carry_out(m.UnloadModule(5))
+    case.host.carry_out(m.UnloadModule(5))
+    assert isinstance(
+        from_wire(case.do(m.MeasureKernel(3, 5, "k", (1, 1, 1), 0)).error), UnknownName
+    )
+    assert case.do(m.LoadModule(4, 5, 9, "ptx")) == m.Replied(4)
 
 
 def test_arenas_open_and_close_in_order_and_their_modules_go(case: Case) -> None:
@@ -183,7 +185,9 @@ def test_arenas_open_and_close_in_order_and_their_modules_go(case: Case) -> None
     refused = case.do(m.OpenArena(3, 10, 0, 4096))  # behind the close, on the same thread
     assert isinstance(from_wire(refused.error), InvalidArgument)
     assert case.device.arenas == ["open 4096@0, 4096 bytes", "close"]
-    assert isinstance(from_wire(case.do(m.Measure(3, 5, "k", (1, 1, 1), 0)).error), UnknownName)
+    assert isinstance(
+        from_wire(case.do(m.MeasureKernel(3, 5, "k", (1, 1, 1), 0)).error), UnknownName
+    )
 
 
 def test_a_thread_for_memory_that_is_stuck_answers_no_ping(
@@ -236,8 +240,8 @@ def test_what_was_committed_of_a_part_that_fails_is_released(
         assert case.do(m.Shrink(5, 9, 150, 200, kept)) == m.Replied(5)
         assert case.device.arenas == what
     case.device.arenas.clear()
-    assert case.do(m.Download(5, 9, 150, 100)) == m.Replied(5)
-    assert case.do(m.Download(5, 9, 150, 100, moves=True)) == m.Replied(5)
+    assert case.do(m.DownloadRange(5, 9, 150, 100)) == m.Replied(5)
+    assert case.do(m.DownloadRange(5, 9, 150, 100, moves=True)) == m.Replied(5)
     copies = ["download 150+50", "download 200+50"]
     assert case.device.arenas == [*copies, *(f"{copy}, moves" for copy in copies)]
     case.device.arenas.clear()
@@ -334,14 +338,14 @@ def test_a_module_is_loaded_with_its_sessions_arena(case: Case) -> None:
     assert case.do(next(case.link.receive())) == m.Replied(2, case.device.address)
     case.device.loaded.clear()
     for module in (6, 7):
-        assert case.do(m.Load(3, module, 9, "ptx")) == m.Replied(3)
+        assert case.do(m.LoadModule(3, module, 9, "ptx")) == m.Replied(3)
     ranges = case.device.loaded
     assert ranges == [(case.device.address, 4096)] * 2
     assert ranges[0] is ranges[1]  # sessions are told apart by it, even if an address is reused
 
 
 def test_a_module_of_a_session_without_arena_can_access_nothing(case: Case) -> None:
-    assert case.do(m.Load(3, 6, 77, "ptx")) == m.Replied(3)
+    assert case.do(m.LoadModule(3, 6, 77, "ptx")) == m.Replied(3)
     found = case.device.loaded[-1]
     assert found is not None
     base, size = found
@@ -352,7 +356,7 @@ def test_a_module_of_a_session_without_arena_can_access_nothing(case: Case) -> N
 @pytest.mark.parametrize("name", ["gpud_arena", "gpud_heap"])
 def test_clients_cannot_read_or_move_the_bounds_checks(case: Case, name: str) -> None:
     case.device.symbols[name] = np.zeros(16, np.uint8)
-    for command in (m.ReadSymbol(3, 5, name, 0, 16), m.WriteSymbol(3, 5, name, 0, bytes(16))):
+    for command in (m.ReadVariable(3, 5, name, 0, 16), m.WriteVariable(3, 5, name, 0, bytes(16))):
         assert isinstance(from_wire(case.do(command).error), UnknownName)
 
 

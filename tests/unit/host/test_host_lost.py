@@ -103,7 +103,7 @@ class Case:
 
 def test_on_the_compiling_thread() -> None:
     case = Case(LOST)
-    assert case.do(m.Load(1, 5, 9, "ptx")) == []
+    assert case.do(m.LoadModule(1, 5, 9, "ptx")) == []
     assert case.lost == ["the context is gone"]
     case.close()
 
@@ -135,7 +135,7 @@ def test_memory_that_cannot_be_unmapped_ends_the_host(error: Exception) -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError("oh"), MemoryError()])
 def test_an_error_that_is_not_device_lost_refuses_the_command(error: Exception) -> None:
     case = Case(error)
-    events = case.do(m.Load(1, 5, 9, "ptx"))
+    events = case.do(m.LoadModule(1, 5, 9, "ptx"))
     assert isinstance(events[-1], m.Refused)
     assert not case.lost
     case.close()

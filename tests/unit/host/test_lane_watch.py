@@ -89,7 +89,7 @@ class Case:
     def send(self, event: Any) -> None:
         self.sent.append(event)
         self.told.append(type(event).__name__)
-        if isinstance(event, m.LaneWoke):
+        if isinstance(event, m.LaneTookBack):
             self.woke.set()
 
     def wait_until_idle(self) -> None:
@@ -114,8 +114,8 @@ def test_a_launch_gets_the_share_back_before_the_front_hears_of_it(case: Case) -
     case.lane.launches = 1
     case.lane.record.set()
     assert case.woke.wait(TIMEOUT_S)
-    assert case.told[:5] == ["lend", "LaneIdle", "job has 1", "take up", "LaneWoke"]
-    assert case.sent[1] == m.LaneWoke(LANE, 1, ((7, 3),))
+    assert case.told[:5] == ["lend", "LaneLent", "job has 1", "take up", "LaneTookBack"]
+    assert case.sent[1] == m.LaneTookBack(LANE, 1, ((7, 3),))
 
 
 def test_a_lane_in_use_is_not_lent(case: Case) -> None:
@@ -139,7 +139,7 @@ def test_a_lane_that_ends_while_it_lends_takes_nothing_back(case: Case) -> None:
     case.wait_until_idle()
     case.watch.stop()
     case.watch._thread.join(TIMEOUT_S)
-    assert case.told == ["lend", "LaneIdle", "close"]
+    assert case.told == ["lend", "LaneLent", "close"]
     assert case.lending.take_back(LANE) is None
 
 

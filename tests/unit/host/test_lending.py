@@ -60,7 +60,7 @@ def test_a_wake_takes_what_the_plan_says_and_reports_it() -> None:
     case.plan(1, (7, 3), (8, 1))
     case.wake()
     assert case.sizes() == [1, 1]
-    assert case.sent == [m.LaneIdle(LANE, 1), m.LaneWoke(LANE, 1, ((7, 3), (8, 1)))]
+    assert case.sent == [m.LaneLent(LANE, 1), m.LaneTookBack(LANE, 1, ((7, 3), (8, 1)))]
 
 
 def test_the_last_plan_counts() -> None:
@@ -92,7 +92,7 @@ def test_a_plan_for_another_idle_period_is_forgotten() -> None:
     case.plan(1, (7, 3))
     case.wake()
     assert case.sizes() == [4, 2]
-    assert case.sent[-1] == m.LaneWoke(LANE, 2, ())
+    assert case.sent[-1] == m.LaneTookBack(LANE, 2, ())
 
 
 def test_a_job_gives_what_it_has_and_one_that_has_ended_nothing() -> None:
@@ -101,11 +101,11 @@ def test_a_job_gives_what_it_has_and_one_that_has_ended_nothing() -> None:
     case.plan(1, (7, 3), (8, 5))
     case.jobs[7].end()
     case.wake()
-    assert case.sent[-1] == m.LaneWoke(LANE, 1, ((8, 2),))
+    assert case.sent[-1] == m.LaneTookBack(LANE, 1, ((8, 2),))
     case.lending.idle(LANE, Told())
     case.plan(2, (8, 1), (9, 1))
     case.wake()
-    assert case.sent[-1] == m.LaneWoke(LANE, 2, ())
+    assert case.sent[-1] == m.LaneTookBack(LANE, 2, ())
 
 
 def test_what_two_lanes_take_adds_up_until_it_is_booked() -> None:
@@ -146,7 +146,7 @@ def test_lanes_that_wake_at_once_take_no_more_than_there_is() -> None:
         thread.start()
     for thread in threads:
         thread.join(10)
-    taken = [event.taken for event in case.sent if isinstance(event, m.LaneWoke)]
+    taken = [event.taken for event in case.sent if isinstance(event, m.LaneTookBack)]
     assert sorted(taken, reverse=True) == [((7, 1),)] * 4 + [()] * 16
     assert case.sizes() == [0, 2]
 

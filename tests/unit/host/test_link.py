@@ -34,7 +34,11 @@ def encoded(*commands: object) -> bytes:
 
 def test_commands_come_in_order_however_they_are_cut(ends: Ends) -> None:
     link, front = ends
-    commands = [m.EndJob(JobId(1), 0), m.ResizeJob(JobId(2), 0, 3, 4), m.Load(1, 2, 3, "x" * 1000)]
+    commands = [
+        m.EndJob(JobId(1), 0),
+        m.ResizeJob(JobId(2), 0, 3, 4),
+        m.LoadModule(1, 2, 3, "x" * 1000),
+    ]
     data = encoded(*commands)
     received = link.receive()
     front.sendall(data[:3])

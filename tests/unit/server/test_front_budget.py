@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpud.compiler.abi.fault_sites import Site
-from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.block_shape import ShapeRule
 from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.process.answer import answer
 from gpud.compiler.process.messages import COMPILE_PROTOCOL, CompileFailed
@@ -21,7 +21,7 @@ from gpud.compiler.program import KernelInfo, ParameterInfo, Program, SymbolInfo
 from gpud.config import load
 from gpud.device.host import messages as hm
 from gpud.errors import IllegalAddress, KernelNotFound, from_wire
-from gpud.server.hosts.quarantine import Case
+from gpud.server.hosts.quarantine import QuarantineCase
 from gpud.server.ipc.event_loop import LIMIT_S
 from gpud.server.state.modules import CompiledProgram, Module
 from gpud.server.state.symbolizer import symbolized
@@ -50,7 +50,7 @@ def kernel(number: int) -> KernelInfo:
     return KernelInfo(
         f"kernel<{number}>", f"_Z6kernelILi{number}EEvv", None, True, Form.PERSISTENT, False,
         tuple(Reason(f"reason{at}", "is like this", "ret;", 7) for at in range(8)), (), False,
-        Shape.ANY, (Form.PERSISTENT,), parameters, None, None, 0, True, number,
+        ShapeRule.ANY, (Form.PERSISTENT,), parameters, None, None, 0, True, number,
     )  # fmt: skip
 
 
@@ -95,8 +95,8 @@ def test_a_program_is_received_and_answered() -> None:
 
 def test_a_program_is_loaded_and_suspected() -> None:
     program = received()
-    assert spent_s(lambda: hm.HOST_PROTOCOL.encode(hm.Load(1, 1, 1, program.ptx))) < LIMIT_S
-    assert spent_s(lambda: Case(program.ptx + " ").digest) < LIMIT_S
+    assert spent_s(lambda: hm.HOST_PROTOCOL.encode(hm.LoadModule(1, 1, 1, program.ptx))) < LIMIT_S
+    assert spent_s(lambda: QuarantineCase(program.ptx + " ").digest) < LIMIT_S
 
 
 def test_a_fault_is_symbolized() -> None:

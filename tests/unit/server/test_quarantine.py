@@ -11,13 +11,13 @@ import pytest
 from gpud.device.host import messages as hm
 from gpud.errors import CompileError, GpudError, InvalidArgument
 from gpud.processes.culprits import MOST_TRIES
-from gpud.server.hosts.quarantine import Case, Quarantine
+from gpud.server.hosts.quarantine import Quarantine, QuarantineCase
 from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import until
 
-BAD = Case("ptx", "bad", (32, 1, 1))
+BAD = QuarantineCase("ptx", "bad", (32, 1, 1))
 
 
 class World:
@@ -41,7 +41,7 @@ class World:
         self.before(host)
         child.attach(host.connect())
 
-    def ask(self, case: Case = BAD) -> None:
+    def ask(self, case: QuarantineCase = BAD) -> None:
         self.quarantine.ask(case, self.verdicts.append)
 
     async def judged(self, count: int = 1) -> None:
@@ -58,8 +58,8 @@ async def test_what_nobody_suspects_is_not_tried() -> None:
     world = World()
     world.ask()
     world.quarantine.suspect(BAD, "crashed")
-    world.ask(Case("ptx"))
-    world.ask(Case("ptx", "bad", (64, 1, 1)))
+    world.ask(QuarantineCase("ptx"))
+    world.ask(QuarantineCase("ptx", "bad", (64, 1, 1)))
     assert world.verdicts == [None] * 3
     assert not world.hosts
 
@@ -72,7 +72,10 @@ async def test_a_case_whose_trial_goes_well_is_cleared() -> None:
     await world.judged(2)
     assert world.verdicts == [None, None]
     assert len(world.hosts) == 1
-    assert [type(command) for command in world.hosts[0].commands] == [hm.Load, hm.Measure]
+    assert [type(command) for command in world.hosts[0].commands] == [
+        hm.LoadModule,
+        hm.MeasureKernel,
+    ]
     world.ask()
     assert len(world.verdicts) == 3, "at once from now on"
     await world.close()
@@ -97,8 +100,8 @@ async def test_a_case_that_ends_its_trials_is_refused_from_then_on(command: int)
 
 async def test_loading_alone_is_a_case() -> None:
     world = World(dies_at=1)
-    world.quarantine.suspect(Case("ptx"), "crashed")
-    world.ask(Case("ptx"))
+    world.quarantine.suspect(QuarantineCase("ptx"), "crashed")
+    world.ask(QuarantineCase("ptx"))
     await world.judged()
     assert "loading the program ends the device's host" in str(world.verdicts[0])
     await world.close()
@@ -169,7 +172,7 @@ async def test_there_may_be_no_trials() -> None:
 async def test_no_more_than_so_many_are_remembered() -> None:
     world = World()
     for number in range(1000):
-        world.quarantine.suspect(Case("ptx", f"k{number}"), "crashed")
+        world.quarantine.suspect(QuarantineCase("ptx", f"k{number}"), "crashed")
     assert len(world.quarantine._suspected) <= 256
 
 

@@ -26,7 +26,7 @@ from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
 from gpud.compiler.analysis.effects import written
 from gpud.compiler.analysis.memory_accesses import (
     ARITHMETIC,
-    Access,
+    MemoryAccess,
     accesses,
     unsupported_access,
 )
@@ -164,7 +164,7 @@ class _Finder:
         self._hidden |= {variable.name for variable in own}
         self._block_bytes = _block_bytes(allowed.known)
 
-    def add(self, position: int, ins: Instruction, access: Access) -> None:
+    def add(self, position: int, ins: Instruction, access: MemoryAccess) -> None:
         """Add the checks for one access of ``ins``."""
         if access.size is not None:
             length = self._length(position, access.size)
@@ -213,7 +213,7 @@ class _Finder:
             )
         )
 
-    def _step(self, ins: Instruction, access: Access) -> Materializer:
+    def _step(self, ins: Instruction, access: MemoryAccess) -> Materializer:
         """Return what computes the distance of a matrix's rows in bytes.
 
         Raises:
@@ -245,7 +245,7 @@ class _Finder:
                 return source.value if moved and isinstance(source, Immediate) else None
         return None
 
-    def _sized(self, position: int, ins: Instruction, access: Access, size: Operand) -> None:
+    def _sized(self, position: int, ins: Instruction, access: MemoryAccess, size: Operand) -> None:
         """Add checks of both ends of a copy whose length is in a register.
 
         If both lie in the arena, all of it does. That does not hold where variables are legal, too:
@@ -280,12 +280,12 @@ class _Finder:
                 )
             )
 
-    def _windows(self, access: Access) -> tuple[str, ...]:
+    def _windows(self, access: MemoryAccess) -> tuple[str, ...]:
         if not access.generic:
             return ()
         return self._allowed.windows + (() if access.writes else self._allowed.parameters)
 
-    def _variables(self, access: Access, base: object) -> tuple[Range, ...]:
+    def _variables(self, access: MemoryAccess, base: object) -> tuple[Range, ...]:
         variables = self._allowed.variables
         if isinstance(base, Symbol) and base.name not in self._hidden:
             known = self._allowed.variable(base.name)
@@ -293,12 +293,12 @@ class _Finder:
                 variables += (known[0],)
         return variables
 
-    def _table(self, access: Access) -> int:
+    def _table(self, access: MemoryAccess) -> int:
         """Return how many of the addressed variables are legal."""
         reads = access.generic and not access.writes
         return len(self._allowed.table) if reads else self._allowed.writable
 
-    def _is_in_block(self, address: Address, access: Access) -> bool:
+    def _is_in_block(self, address: Address, access: MemoryAccess) -> bool:
         """Return whether the access always lies, aligned, in the program's variables' block."""
         base = address.base
         if not isinstance(base, Register) or base.name != _BLOCK or access.rows > 1:
@@ -307,7 +307,7 @@ class _Finder:
         inside = 0 <= address.offset <= self._block_bytes - span
         return inside and not address.offset % access.align
 
-    def _is_inside(self, ins: Instruction, access: Access) -> bool:
+    def _is_inside(self, ins: Instruction, access: MemoryAccess) -> bool:
         """Return whether the access always lies, aligned, in the variable that it names."""
         address = ins.operands[access.operand]
         if not isinstance(address, Address):
@@ -336,7 +336,7 @@ def _block_bytes(known: Mapping[str, Sequence[Variable]]) -> int:
     return 0
 
 
-def _may_hold(variable: Range, access: Access) -> bool:
+def _may_hold(variable: Range, access: MemoryAccess) -> bool:
     if variable.space == "const":
         return access.generic and not access.writes
     return True

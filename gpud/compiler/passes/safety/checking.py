@@ -60,7 +60,7 @@ from gpud.compiler.analysis.effects import (
     state_space,
     written,
 )
-from gpud.compiler.analysis.memory_accesses import Access, accesses, own_bytes
+from gpud.compiler.analysis.memory_accesses import MemoryAccess, accesses, own_bytes
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.passes.builder import map_functions
 from gpud.compiler.passes.safety.access_checks import RegisterWidths
@@ -190,7 +190,7 @@ class _Announcer:
             self._sync(Sync.ACQUIRE, changed)
 
     def _global(
-        self, ins: Instruction, changed: Instruction, access: Access, how: int
+        self, ins: Instruction, changed: Instruction, access: MemoryAccess, how: int
     ) -> Instruction:
         """Announce an access; return the instruction with the address that it has now."""
         address = ins.operands[access.operand]

@@ -23,7 +23,7 @@ from gpud.device.cpu.abi.layout import (
 )
 from gpud.device.cpu.abi.linked_memory import ARENA_SYMBOL, HEAP_SYMBOL, LinkedMemory
 from gpud.device.cpu.codegen.analysis.convergence import Convergence
-from gpud.device.cpu.codegen.analysis.regions import Regions
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions
 from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
@@ -86,12 +86,12 @@ def generate_kernel(
         if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
             locals_.add(statement)
     private = frozenset(locals_.offsets)
-    regions = Regions(prepared.entry)
+    regions = CodeRegions(prepared.entry)
     convergence = Convergence(regions, private)
     split = split_inductions(prepared.entry, regions.flow, convergence.varying, convergence.inner)
     if split is not None:
         body = split.body or []
-        regions = Regions(split)
+        regions = CodeRegions(split)
         convergence = Convergence(regions, private)
     regions.recomputable = Rematerializable(regions.flow, convergence.varying, convergence.inner)
     starts, parameter_bytes = offsets(prepared.entry.parameters)

@@ -30,7 +30,7 @@ from gpud.device.cpu.program.heap import Heap
 from gpud.device.cpu.program.heap import install as install_heap
 from gpud.device.cpu.program.module_data import ModuleData
 from gpud.device.faults import without_line
-from gpud.device.interface import Parameter, parameters_of
+from gpud.device.interface import PlacedParameter, parameters_of
 from gpud.device.readable import EVERYTHING
 from gpud.errors import KernelNotFound, KernelRejected
 
@@ -62,7 +62,7 @@ class CPUKernel:
     def __init__(self, module: CPUModule, entry: ptx.Function) -> None:
         self.module = module
         self.name = entry.name
-        self.parameters: tuple[Parameter, ...] = parameters_of(entry)
+        self.parameters: tuple[PlacedParameter, ...] = parameters_of(entry)
         self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
         """Cache of `gpud.device.cpu.scheduling.layout`, by block shape and shared memory."""
         self._compiled: dict[Shape, CompiledKernel] = {}

@@ -18,10 +18,10 @@ from gpud.device import jit
 from gpud.device.printf import conversions, format_printf
 from gpud.device.readable import ReadableRanges
 
-__all__ = ["Listener", "PackedArguments", "install", "register", "unregister"]
+__all__ = ["OutputListener", "PackedArguments", "install", "register", "unregister"]
 
 
-class Listener(Protocol):
+class OutputListener(Protocol):
     """Receives a block's output: `gpud.device.cpu.scheduling.persistent_block.PersistentBlock`."""
 
     @property
@@ -35,10 +35,10 @@ class Listener(Protocol):
         """Add output of the block."""
 
 
-_listeners: dict[int, Listener] = {}
+_listeners: dict[int, OutputListener] = {}
 
 
-def register(block: int, listener: Listener) -> None:
+def register(block: int, listener: OutputListener) -> None:
     """Send the output of the block at address ``block`` to ``listener``."""
     _listeners[block] = listener
 

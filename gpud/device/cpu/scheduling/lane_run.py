@@ -40,7 +40,7 @@ from gpud.device.interface import LaunchInfo, LaunchSpec
 from gpud.device.printf import PrintfOutput
 from gpud.wire.lane_ring import FLAGS_AT, MOST_SITES
 
-__all__ = ["LaneRecord", "LaneRun", "LaneSites", "Site"]
+__all__ = ["LaneRecord", "LaneRun", "LaneSites", "LaunchSite"]
 
 _GRID = tuple(cw.GRID // 4 + axis for axis in range(3))
 _NEXT, _DONE, _TOTAL = (LAUNCH[name][0] // 4 for name in ("next", "done", "total"))
@@ -93,7 +93,7 @@ class LaneRecord:
         self._longs[LANE[name][0] // 8] = value
 
 
-class Site(NamedTuple):
+class LaunchSite(NamedTuple):
     """A launch site: everything about a launch but its grid and its parameters."""
 
     name: str
@@ -111,13 +111,13 @@ class LaneSites:
 
     def __init__(self, limits: DeviceLimits) -> None:
         self._limits = limits
-        self.all: list[Site] = []
+        self.all: list[LaunchSite] = []
         self._memory = np.zeros(MOST_SITES * LAUNCH_BYTES + 64, np.uint8)
         skip = -self._memory.ctypes.data % 64
         self.address: int = self._memory.ctypes.data + skip
         self._view = self._memory.data[skip : skip + MOST_SITES * LAUNCH_BYTES]
 
-    def add(self, spec: LaunchSpec) -> Site:
+    def add(self, spec: LaunchSpec) -> LaunchSite:
         """Add a launch site; its grid and parameters are of no account.
 
         Raises:
@@ -129,7 +129,7 @@ class LaneSites:
         image[at : at + 4] = layout.params_bytes[0].to_bytes(4, "little")
         first = len(self.all) * LAUNCH_BYTES
         self._view[first : first + LAUNCH_BYTES] = image
-        site = Site(layout.launches[0].name, spec.form, layout)
+        site = LaunchSite(layout.launches[0].name, spec.form, layout)
         self.all.append(site)
         return site
 
@@ -137,7 +137,9 @@ class LaneSites:
 class LaneLayout:
     """What a run has of a `SequenceLayout`, for launches of any of some sites."""
 
-    def __init__(self, lane: LaneRecord, sites: Sequence[Site], occupancy: int, sms: int) -> None:
+    def __init__(
+        self, lane: LaneRecord, sites: Sequence[LaunchSite], occupancy: int, sms: int
+    ) -> None:
         layouts = [site.layout for site in sites]
         self.occupancy = occupancy
         self.max_occupancy = max(one.max_occupancy for one in layouts)
@@ -156,7 +158,7 @@ class LaneLayout:
         self.fixed_launches = [False] * LANE_LAUNCHES
         self._lane, self._sites = lane, sites
 
-    def fits(self, site: Site) -> bool:
+    def fits(self, site: LaunchSite) -> bool:
         """Return whether its runs can run launches of another site, too."""
         return (
             site.layout.max_occupancy <= self.max_occupancy
@@ -228,7 +230,7 @@ class LaneRun(CPURun):
         scheduler: RunScheduler,
         lane: LaneRecord,
         layout: LaneLayout,
-        sites: Sequence[Site],
+        sites: Sequence[LaunchSite],
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
@@ -360,7 +362,7 @@ class LaneRun(CPURun):
 class _FailedLaunch:
     """What `failure_of` and `spinning_error` ask of a layout, of one launch."""
 
-    def __init__(self, site: Site, grid: tuple[int, int, int], total: int) -> None:
+    def __init__(self, site: LaunchSite, grid: tuple[int, int, int], total: int) -> None:
         self.launches = (LaunchInfo(site.name, site.form, grid),)
         self.block_shapes = site.layout.block_shapes
         self.reach = site.layout.reach

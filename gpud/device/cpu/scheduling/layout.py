@@ -37,7 +37,7 @@ from gpud.device.cpu.abi.records import (
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.program.module import CPUKernel
 from gpud.device.cpu.sm.stillness import WATCHED_BYTES
-from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchInfo, LaunchSpec, Parameter
+from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchInfo, LaunchSpec, PlacedParameter
 from gpud.device.launch_checks import checked_block, checked_grid, checked_occupancy, own_parameters
 from gpud.errors import LimitExceeded
 
@@ -182,7 +182,7 @@ class SequenceLayout:
         """Return a launch's kernel."""
         return self._kernels[launch]
 
-    def parameters(self, launch: int) -> tuple[Parameter, ...]:
+    def parameters(self, launch: int) -> tuple[PlacedParameter, ...]:
         """Return the parameters of a launch's kernel."""
         return self._kernels[launch].parameters
 

@@ -187,7 +187,7 @@ class CommandTable:
         self._words = None
 
 
-class Made(NamedTuple):
+class CallsMade(NamedTuple):
     """What became of commands: how many were made, from the table's first on, and the error."""
 
     done: int
@@ -211,7 +211,7 @@ class NativeCalls:
 
     def make(
         self, table: CommandTable, stream: Any, first: int = 0, count: int | None = None
-    ) -> Made:
+    ) -> CallsMade:
         """Make the commands from ``first`` on, up to ``count``; the context is current.
 
         The error is a `DriverError` or `gpud.errors.DeviceLost`.
@@ -220,8 +220,8 @@ class NativeCalls:
         said = self._function(self._at, table.words.ctypes.data, first, end, int(stream))
         done, status = said >> _DONE_SHIFT, said & 0xFFFFFFFF
         if not status:
-            return Made(done, None)
-        return Made(done, self._driver.error_of(_FUNCTIONS[table.kind(done)], status))
+            return CallsMade(done, None)
+        return CallsMade(done, self._driver.error_of(_FUNCTIONS[table.kind(done)], status))
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpud.compiler.abi.fault_record import fault_of
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.launch.sequence import CUDASequence
-from gpud.device.cuda.memory.arenas import Arenas
+from gpud.device.cuda.memory.arenas import CUDAArenas
 from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import GpudError, InternalError
@@ -18,7 +18,7 @@ __all__ = ["failure_of"]
 
 
 def failure_of(
-    record: bytes, sequence: CUDASequence, number: int, context: Context, arenas: Arenas
+    record: bytes, sequence: CUDASequence, number: int, context: Context, arenas: CUDAArenas
 ) -> GpudError | None:
     """Return the error for a job record; None if it records no failure."""
     launched = sequence.launches[number]

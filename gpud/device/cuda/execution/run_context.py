@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.resources import LaunchResources
-from gpud.device.cuda.memory.arenas import Arenas
+from gpud.device.cuda.memory.arenas import CUDAArenas
 from gpud.device.cuda.memory.quiescer import Quiescer
 from gpud.device.cuda.placement.green_context import GreenContext
 from gpud.device.cuda.placement.partitioner import Partitioner
@@ -36,6 +36,6 @@ class RunContext:
     watcher: Watcher
     quiescer: Quiescer
     partitioner: Partitioner
-    arenas: Arenas
+    arenas: CUDAArenas
     check_open: Callable[[], None]
     give_partition: Callable[[GreenContext], None]

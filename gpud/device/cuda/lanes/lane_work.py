@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 
 from gpud.device.cuda.execution.run import CUDARun
 from gpud.device.cuda.lanes.launch_groups import LaunchGroups
-from gpud.device.cuda.lanes.ring_reader import Record, RingReader
+from gpud.device.cuda.lanes.ring_reader import RingReader, RingRecord
 from gpud.device.cuda.launch.sequence import WINDOW, CUDASequence
 from gpud.device.interface import LaunchSpec
 from gpud.device.lane_reports import EndedLaunch, LaneObserver
@@ -61,7 +61,7 @@ class LaneResources(Protocol):
 class Group(NamedTuple):
     """Launches that are on the device."""
 
-    records: tuple[Record, ...]
+    records: tuple[RingRecord, ...]
     run: CUDARun
 
 
@@ -103,7 +103,7 @@ class LaneWork:
         self._skips: set[int] = set()  # launches that are not to begin, or not to go on
         self._overdue: int | None = None
         # Of the thread that acts.
-        self._waiting: deque[Record] = deque()
+        self._waiting: deque[RingRecord] = deque()
         self._group: Group | None = None
         self._at = 0  # launches of the group that are complete
         self._began_ns = 0  # of the one after these
@@ -248,7 +248,7 @@ class LaneWork:
         slices = 0 if self._lent else self.slices
         return slices if slices >= sequence.least_slices else 0
 
-    def _note_begun(self, record: Record) -> None:
+    def _note_begun(self, record: RingRecord) -> None:
         self._began_ns = now_ns = time.monotonic_ns()
         if not record.goes_on:
             self._job_ns = now_ns
@@ -358,7 +358,7 @@ class LaneWork:
         if left:
             self._observer.on_left()
 
-    def _report_ended(self, record: Record, run: CUDARun, progress: tuple[int, int]) -> None:
+    def _report_ended(self, record: RingRecord, run: CUDARun, progress: tuple[int, int]) -> None:
         error, state = run.error, "cancelled" if run.error is None else "failed"
         if error is None and self._overdue == record.number == self._killed:
             state, error = "failed", JobTimeout(record.limit_ms * 1_000_000)
@@ -368,7 +368,7 @@ class LaneWork:
 
     def _report(
         self,
-        record: Record,
+        record: RingRecord,
         state: str,
         error: GpudError | None,
         output: bytes,

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpud.device.cuda.lanes.ring_reader import Record
+from gpud.device.cuda.lanes.ring_reader import RingRecord
 from gpud.device.cuda.launch.sequence import WINDOW, CUDASequence
 from gpud.device.interface import LaunchSpec
 from gpud.device.launch_checks import own_parameters
@@ -61,7 +61,7 @@ class LaunchGroups:
         """Return a launch site, with a grid and parameters of no account."""
         return self._specs[number]
 
-    def count(self, records: Sequence[Record]) -> int:
+    def count(self, records: Sequence[RingRecord]) -> int:
         """Return how many of these launches, from the first on, are run together."""
         count = 0
         for record in records[:WINDOW]:
@@ -71,7 +71,7 @@ class LaunchGroups:
         # Powers of two: whatever has come by chance, there are few different groups.
         return 1 << max(0, count.bit_length() - 1) if count else 1
 
-    def sequence(self, records: Sequence[Record]) -> CUDASequence:
+    def sequence(self, records: Sequence[RingRecord]) -> CUDASequence:
         """Return a sequence of these launches, with their parameters.
 
         Raises:

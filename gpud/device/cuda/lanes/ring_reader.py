@@ -25,7 +25,7 @@ from gpud.device.lane_reports import RingError, ring_error
 from gpud.device.record_wait import wake_shared
 from gpud.wire import lane_ring as ring
 
-__all__ = ["Record", "RingReader"]
+__all__ = ["RingReader", "RingRecord"]
 
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 1 << 31
@@ -34,7 +34,7 @@ _COMPLETION = struct.Struct("<II3Q")
 _PAGE: Final = mmap.PAGESIZE
 
 
-class Record(NamedTuple):
+class RingRecord(NamedTuple):
     """A launch that was read from a ring.
 
     Attributes:
@@ -105,7 +105,7 @@ class RingReader:
             with self._barrier:  # a full barrier: this is seen, or the next look sees the record
                 pass
 
-    def read(self, sizes: Sequence[int]) -> Record | None:
+    def read(self, sizes: Sequence[int]) -> RingRecord | None:
         """Read the next launch; None: there is none.
 
         Args:
@@ -143,7 +143,9 @@ class RingReader:
             parameters = (parameters + more)[:own]
         self.tail = self._words[ring.TAIL // 4] = (tail + slots) & _MASK
         self.number = (number + 1) & _MASK
-        return Record(number, site, (x, y, z), parameters, limit_ms, bool(flags & 1), flags >> 1)
+        return RingRecord(
+            number, site, (x, y, z), parameters, limit_ms, bool(flags & 1), flags >> 1
+        )
 
     def _slot(self, count: int) -> bytes:
         at = ring.SLOTS_AT + count % ring.SLOTS * ring.SLOT_BYTES

@@ -53,7 +53,7 @@ from typing import Any, Final
 
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.execution.watcher import WatchedRun
-from gpud.device.cuda.memory.arena_interfaces import Program, SharedByArenas
+from gpud.device.cuda.memory.arena_interfaces import LoadedProgram, SharedByArenas
 from gpud.device.cuda.memory.quiescer import all_runs
 from gpud.device.cuda.memory.staging import FilePart, MappedPart
 from gpud.device.cuda.memory.virtual_memory import VirtualMemory
@@ -103,7 +103,7 @@ class CUDAArena:
         self._sunk: set[int] = set()
         self._end = 0  # granules that the prefix has
         self._moving: dict[tuple[int, int], MappedPart] = {}  # of the file, by offset and bytes
-        self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._programs: weakref.WeakSet[LoadedProgram] = weakref.WeakSet()
         self._programs_lock = threading.Lock()  # programs are loaded on another thread
         driver = context.enter()
         self._granule = self._memory.size
@@ -134,7 +134,7 @@ class CUDAArena:
         """The size of the prefix in bytes: what bounds checks may let through."""
         return min(self._end * self._granule, self.size)
 
-    def attach(self, program: Program) -> None:
+    def attach(self, program: LoadedProgram) -> None:
         """Have a program's bounds checks follow the prefix from now on."""
         with self._programs_lock:
             if self._open:  # else nothing of the session runs any more

@@ -10,10 +10,10 @@ from gpud.device.cuda.memory.quiescer import Quiescer
 from gpud.device.cuda.memory.staging import Staging
 from gpud.device.cuda.memory.virtual_memory import Reserve
 
-__all__ = ["Program", "SharedByArenas"]
+__all__ = ["LoadedProgram", "SharedByArenas"]
 
 
-class Program(Protocol):
+class LoadedProgram(Protocol):
     """The part of `gpud.device.cuda.program.module.CUDAModule` that an arena uses."""
 
     def widen(self, size: int) -> None:
@@ -21,7 +21,7 @@ class Program(Protocol):
 
 
 class SharedByArenas(Reserve, Protocol):
-    """What the arenas of a device share: see `gpud.device.cuda.memory.arenas.Arenas`."""
+    """What the arenas of a device share: see `gpud.device.cuda.memory.arenas.CUDAArenas`."""
 
     context: Context
     quiescer: Quiescer

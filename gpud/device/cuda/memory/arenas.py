@@ -30,7 +30,7 @@ from gpud.device.cuda.memory.temporary_zone import TemporaryZone
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.errors import InvalidArgument
 
-__all__ = ["Arenas"]
+__all__ = ["CUDAArenas"]
 
 _SHORT: Final = 8
 """Memory is short when less than 1 / `_SHORT` of it is left."""
@@ -46,7 +46,7 @@ Range = tuple[int, int]
 """Address and size."""
 
 
-class Arenas:
+class CUDAArenas:
     """The arenas of one device. For one thread, but for `find`, `ranges` and `attach`.
 
     Args:

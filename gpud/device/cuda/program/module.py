@@ -45,7 +45,7 @@ from gpud.device.cuda.program.by_value import is_values, pass_by_value
 from gpud.device.cuda.program.device_bytes import DeviceBytes
 from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.program.report_blocks import is_rewritten, report_blocks
-from gpud.device.interface import Parameter, parameters_of
+from gpud.device.interface import PlacedParameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 
 __all__ = ["CUDAKernel", "CUDAModule", "visible"]
@@ -98,9 +98,11 @@ class CUDAKernel:
         self.rewritten = is_rewritten(entry)
         self.name = entry.name
         self.handle = handle
-        self.placed: tuple[Parameter, ...] = parameters_of(entry)
+        self.placed: tuple[PlacedParameter, ...] = parameters_of(entry)
         known = tuple(one for one in entry.parameters if not is_values(one.name))
-        self.parameters: tuple[Parameter, ...] = parameters_of(replace(entry, parameters=known))
+        self.parameters: tuple[PlacedParameter, ...] = parameters_of(
+            replace(entry, parameters=known)
+        )
         self.by_value = len(known) < len(self.placed)
         self.occupancies: dict[tuple[tuple[int, int, int], int], int] = {}
         self.block_ns: dict[tuple[int, int, int], float] = {}

@@ -11,7 +11,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.analysis.convergence import Convergence
-from gpud.device.cpu.codegen.analysis.regions import Regions
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions
 from gpud.device.cpu.codegen.preparation.pipeline import prepare
 from tests.property.structured_kernels import Generator
 from tests.property.structured_ptx import to_ptx
@@ -34,9 +34,9 @@ def prepared(body: str, before: str = "") -> ptx.Function:
 
 def analysed(
     body: str, before: str = "", private: frozenset[str] = frozenset()
-) -> tuple[Regions, Convergence]:
-    """Regions and convergence of the kernel with that body."""
-    regions = Regions(prepared(body, before))
+) -> tuple[CodeRegions, Convergence]:
+    """CodeRegions and convergence of the kernel with that body."""
+    regions = CodeRegions(prepared(body, before))
     return regions, Convergence(regions, private)
 
 
@@ -54,7 +54,7 @@ def text_of(function: ptx.Function) -> list[str]:
     return [print_instruction(ins).strip() for ins in instructions(function)]
 
 
-def named(regions: Regions, register: str) -> int:
+def named(regions: CodeRegions, register: str) -> int:
     """The first block in which ``register`` is written."""
     for block in regions.flow.blocks:
         for place in block.places:
@@ -63,9 +63,9 @@ def named(regions: Regions, register: str) -> int:
     raise AssertionError(f"nothing writes {register}")
 
 
-def random_programs(count: int, size: int = 24) -> Iterator[tuple[Regions, Convergence]]:
+def random_programs(count: int, size: int = 24) -> Iterator[tuple[CodeRegions, Convergence]]:
     """Structured kernels, analysed."""
     for seed in range(count):
         module = flatten_module(parse(to_ptx(Generator(Random(seed), size).kernel())))
-        regions = Regions(prepare(module, module.entries()["k"]).entry)
+        regions = CodeRegions(prepare(module, module.entries()["k"]).entry)
         yield regions, Convergence(regions, frozenset(("loc",)))

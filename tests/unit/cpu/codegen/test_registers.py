@@ -10,7 +10,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis import rematerialization
 from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
 from gpud.device.cpu.codegen.analysis.convergence import Convergence
-from gpud.device.cpu.codegen.analysis.regions import Regions
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions
 from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.preparation.induction import split_inductions
@@ -83,7 +83,7 @@ ret;
 
 def split(body: str) -> ptx.Function | None:
     entry = prepared(body)
-    regions = Regions(entry)
+    regions = CodeRegions(entry)
     found = Convergence(regions, frozenset())
     return split_inductions(entry, regions.flow, found.varying, found.inner)
 
@@ -91,7 +91,7 @@ def split(body: str) -> ptx.Function | None:
 def test_a_pointer_that_all_threads_advance_alike_is_split() -> None:
     found = split(WALK)
     assert found is not None
-    regions = Regions(found)
+    regions = CodeRegions(found)
     varying = Convergence(regions, frozenset()).varying
     moved = [n for i in instructions(found) for n in [r.name for r in written(i)] if "moved" in n]
     assert moved
@@ -132,7 +132,7 @@ def test_values_computed_from_a_start_can_be_recomputed_in_the_loop() -> None:
     add.u32 %r2, %r2, 3; setp.lt.u32 %p, %r1, 7; @%p bra LOOP; ret;"""
     found = split(body)
     assert found is not None
-    regions = Regions(found)
+    regions = CodeRegions(found)
     convergence = Convergence(regions, frozenset())
     again = Rematerializable(regions.flow, convergence.varying, convergence.inner)
     store = next(
@@ -182,7 +182,7 @@ def test_sums_wrap_as_the_additions_do(device: CPUDevice) -> None:
 # -- recipes -----------------------------------------------------------------------------------
 
 
-def recomputable(body: str) -> tuple[Regions, Rematerializable]:
+def recomputable(body: str) -> tuple[CodeRegions, Rematerializable]:
     regions, found = analysed(body)
     return regions, Rematerializable(regions.flow, found.varying, found.inner)
 
@@ -197,7 +197,7 @@ st.global.u32 [%rd3], %r3; ret;
 """
 
 
-def after_the_barrier(regions: Regions) -> int:
+def after_the_barrier(regions: CodeRegions) -> int:
     [cut] = [c for c in regions.cuts if c]
     return cut
 

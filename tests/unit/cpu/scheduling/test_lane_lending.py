@@ -115,13 +115,13 @@ class Lent:
 
     def hear(self, event: Any) -> None:
         """Do what the front does: lend, plan, book."""
-        if isinstance(event, m.LaneIdle):
+        if isinstance(event, m.LaneLent):
             self.epoch += 1
             self.job.resize(self.slices, self.epoch)
             steps = ((JobId(JOB), self.slices),)
             self.lending.plan(m.TakeBackPlan(JobId(LANE), 0, event.epoch, steps))
             self.lends += 1
-        elif isinstance(event, m.LaneWoke):
+        elif isinstance(event, m.LaneTookBack):
             self.epoch += 1
             self.job.resize(0, self.epoch, booked=sum(slices for _, slices in event.taken))
             self.wakes += 1

@@ -54,7 +54,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.analysis.regions import Regions, waits
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions, waits
 from gpud.device.cpu.codegen.emit.boundary_guards import may_guard_tile
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check, prints
 
@@ -88,7 +88,7 @@ class Convergence:
         solo: blocks that never run in lockstep.
     """
 
-    def __init__(self, regions: Regions, private: frozenset[str]) -> None:
+    def __init__(self, regions: CodeRegions, private: frozenset[str]) -> None:
         self.regions = regions
         self.flow = regions.flow
         self.private = private

@@ -22,7 +22,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
 
-__all__ = ["Region", "Regions", "waits"]
+__all__ = ["CodeRegion", "CodeRegions", "waits"]
 
 
 def waits(ins: ptx.Instruction | None) -> bool:
@@ -34,14 +34,14 @@ def waits(ins: ptx.Instruction | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class CodeRegion:
     """``blocks`` in reverse post-order, the cut first."""
 
     cut: int
     blocks: tuple[int, ...]
 
 
-class Regions:
+class CodeRegions:
     """The cuts and regions of a prepared kernel.
 
     Args:
@@ -128,7 +128,7 @@ class Regions:
                 steps.update((id(step), step) for step in self.recomputable.recipe(name))
         return list(steps.values())
 
-    def region(self, cut: int) -> Region:
+    def region(self, cut: int) -> CodeRegion:
         """Return the region that begins at ``cut``."""
         inside, stack = {cut}, [cut]
         while stack:
@@ -137,7 +137,7 @@ class Regions:
                     inside.add(successor)
                     stack.append(successor)
         ordered = (cut, *(b for b in self.flow.order if b in inside and b != cut))
-        return Region(cut, ordered)
+        return CodeRegion(cut, ordered)
 
     def parts(self, cuts: Iterable[int], own_length: int) -> list[tuple[int, ...]]:
         """Return ``cuts`` in groups.

@@ -38,7 +38,7 @@ from gpud.device.cpu.codegen.checking.state import (
     SNAPSHOT_BYTES,
     SNAPSHOT_WORDS,
     STORED_FUNCTION,
-    BlockState,
+    CheckState,
 )
 from gpud.device.cpu.codegen.checking.words import Words
 from gpud.device.cpu.codegen.emit.check_code import grid_sync_words, stack_base
@@ -58,7 +58,7 @@ _ADDRESS, _WRITES, _READS, _WRITTEN, _START, _SIZE = (SNAPSHOT_BYTES + 8 * i for
 assert _SIZE + 8 <= 8 * SNAPSHOT_WORDS
 
 
-def define_accesses(kernel: KernelContext, state: BlockState) -> None:
+def define_accesses(kernel: KernelContext, state: CheckState) -> None:
     """Define the functions for a kernel with an arena."""
     assert kernel.arena is not None
     _define_find(kernel)
@@ -100,7 +100,7 @@ def _define_find(kernel: KernelContext) -> None:
     e.finish()
 
 
-def _define_prepare(kernel: KernelContext, state: BlockState) -> None:
+def _define_prepare(kernel: KernelContext, state: CheckState) -> None:
     """Define ``void (b, thread, address, writes, reads, written, how, site, start, size)``.
 
     It checks a load or an atomic operation for races, and prepares the check after a store.
@@ -166,13 +166,13 @@ def _race(w: Words, count: str, writes: str, reads: str, at: str, start: str, si
     )
 
 
-def _snapshot(w: Words, state: BlockState) -> str:
+def _snapshot(w: Words, state: CheckState) -> str:
     """Return the address of the thread's snapshot."""
     skip = w.mul(w.widened("%thread"), 8 * SNAPSHOT_WORDS)
     return w.add(w.block(state.snapshot), skip)
 
 
-def _define_stored(kernel: KernelContext, state: BlockState) -> None:
+def _define_stored(kernel: KernelContext, state: CheckState) -> None:
     header = (
         f"define internal void @{STORED_FUNCTION}(ptr %b, i32 %thread, i32 %how, i32 %site) "
         "nounwind"
@@ -205,7 +205,7 @@ def _define_stored(kernel: KernelContext, state: BlockState) -> None:
     e.finish()
 
 
-def _define_shared(kernel: KernelContext, state: BlockState) -> None:
+def _define_shared(kernel: KernelContext, state: CheckState) -> None:
     header = (
         f"define internal void @{SHARED_FUNCTION}(ptr %b, i32 %thread, i64 %place, i32 %how, "
         "i32 %site) nounwind"
@@ -237,7 +237,7 @@ def _without_board(w: Words, end: str) -> None:
         w.emitter.end(end)
 
 
-def _define_access(kernel: KernelContext, state: BlockState) -> None:
+def _define_access(kernel: KernelContext, state: CheckState) -> None:
     assert kernel.arena is not None
     arena_bytes = kernel.arena.size
     header = (

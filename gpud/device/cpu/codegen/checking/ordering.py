@@ -49,7 +49,7 @@ from gpud.device.cpu.codegen.checking.state import (
     SYNC_FUNCTION,
     THREAD_MASK,
     THREAD_SHIFT,
-    BlockState,
+    CheckState,
 )
 from gpud.device.cpu.codegen.checking.words import Words
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
@@ -73,7 +73,7 @@ _OPEN = 1 << 63
 _NUMBER, _CLOCK, _LAUNCH, _END, _SERIAL, _BLOCK = 0, 4, 8, 16, 24, 28
 
 
-def define_ordering(ir: IRModule, state: BlockState, *, claims: bool) -> None:
+def define_ordering(ir: IRModule, state: CheckState, *, claims: bool) -> None:
     """Define the functions; ``claims``: the kernel's task block is the one that it has claimed."""
     _define_enter(ir, state, claims=claims)
     _define_interval(ir, state)
@@ -90,7 +90,7 @@ def entry_of(w: Words, number: str) -> str:
     return w.add(place, arena_at(INTERVALS_AT))
 
 
-def _define_enter(ir: IRModule, state: BlockState, *, claims: bool) -> None:
+def _define_enter(ir: IRModule, state: CheckState, *, claims: bool) -> None:
     e = Emitter(ir, f"define internal void @{ENTER}(ptr %b) nounwind")
     w = Words(e)
     launch = w.header("grid_id")
@@ -120,7 +120,7 @@ def _define_enter(ir: IRModule, state: BlockState, *, claims: bool) -> None:
     e.finish()
 
 
-def _define_interval(ir: IRModule, state: BlockState) -> None:
+def _define_interval(ir: IRModule, state: CheckState) -> None:
     """Define ``i64 (b)``: the number of the block's current interval, which it begins if needed."""
     e = Emitter(ir, f"define internal i64 @{_INTERVAL}(ptr %b) nounwind")
     w = Words(e)
@@ -143,7 +143,7 @@ def _define_interval(ir: IRModule, state: BlockState) -> None:
     e.finish()
 
 
-def _define_ordered(ir: IRModule, state: BlockState) -> None:
+def _define_ordered(ir: IRModule, state: CheckState) -> None:
     """Define ``i1 (b, thread, word, shared)``: whether a shadow's access comes before now.
 
     ``shared``: it is of shared memory, which other task blocks have used only before.
@@ -184,7 +184,7 @@ def _define_ordered(ir: IRModule, state: BlockState) -> None:
     e.finish()
 
 
-def _define_close(ir: IRModule, state: BlockState) -> None:
+def _define_close(ir: IRModule, state: CheckState) -> None:
     """Define ``void (b)``: advance the clock, and so end the current interval."""
     e = Emitter(ir, f"define internal void @{_CLOSE}(ptr %b) nounwind")
     w = Words(e)
@@ -195,7 +195,7 @@ def _define_close(ir: IRModule, state: BlockState) -> None:
     e.finish()
 
 
-def _define_release(ir: IRModule, state: BlockState) -> None:
+def _define_release(ir: IRModule, state: CheckState) -> None:
     """Define ``void (b)``: give the block's intervals since the last release their end."""
     e = Emitter(ir, f"define internal void @{_RELEASE}(ptr %b) nounwind")
     w = Words(e)
@@ -220,7 +220,7 @@ def _define_release(ir: IRModule, state: BlockState) -> None:
     e.finish()
 
 
-def _define_sync(ir: IRModule, state: BlockState) -> None:
+def _define_sync(ir: IRModule, state: CheckState) -> None:
     header = (
         f"define internal void @{SYNC_FUNCTION}(ptr %b, i32 %thread, i32 %what, i32 %barrier) "
         "nounwind"
@@ -261,7 +261,7 @@ def _define_sync(ir: IRModule, state: BlockState) -> None:
     e.finish()
 
 
-def _define_race(ir: IRModule, state: BlockState) -> None:
+def _define_race(ir: IRModule, state: CheckState) -> None:
     header = (
         f"define internal void @{RACE}(ptr %b, i32 %thread, i64 %writes, i64 %reads, i64 %count, "
         "i32 %how, i32 %site, i64 %address, i64 %array, i64 %size) nounwind"

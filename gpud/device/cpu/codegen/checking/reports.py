@@ -24,7 +24,7 @@ from gpud.device.cpu.codegen.checking.state import (
     SITE_SHIFT,
     THREAD_MASK,
     THREAD_SHIFT,
-    BlockState,
+    CheckState,
 )
 from gpud.device.cpu.codegen.checking.words import Words
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
@@ -38,7 +38,7 @@ of the access that this one conflicts with, 0 if there is none."""
 _INTERVAL_BLOCK = 28
 
 
-def define_report(ir: IRModule, state: BlockState) -> None:
+def define_report(ir: IRModule, state: CheckState) -> None:
     """Define the function."""
     header = (
         f"define internal void @{REPORT}(ptr %b, i32 %thread, i32 %kind, i32 %site, "

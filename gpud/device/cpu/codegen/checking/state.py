@@ -33,7 +33,7 @@ __all__ = [
     "SYNC_FUNCTION",
     "THREAD_MASK",
     "THREAD_SHIFT",
-    "BlockState",
+    "CheckState",
     "block_state",
 ]
 
@@ -69,7 +69,7 @@ MOST_SHARED_BYTES: Final = 227 << 10
 _BARRIERS = 16
 
 
-class BlockState(NamedTuple):
+class CheckState(NamedTuple):
     """Offsets from a block's address.
 
     ``barriers`` and ``warps`` have for each barrier of the block and each warp the clock's value
@@ -102,7 +102,7 @@ SNAPSHOT_WORDS: Final = 16
 """Of 64 bits, for each thread: the old bytes, then address, writes, reads, initialised, bytes."""
 
 
-def block_state(layout: BlockLayout, shared_bytes: int) -> BlockState:
+def block_state(layout: BlockLayout, shared_bytes: int) -> CheckState:
     """Return the state's place in a block, of which ``shared_bytes`` of shared memory are watched.
 
     The clock's values are directly behind one another, so that they can be cleared together.
@@ -116,4 +116,4 @@ def block_state(layout: BlockLayout, shared_bytes: int) -> BlockState:
     places = accumulate(lengths[:-1], initial=clocks)
     snapshot = layout.region("check.snapshot", 8 * SNAPSHOT_WORDS * layout.padded)
     shared = layout.region("check.shared", 16 * shared_bytes)
-    return BlockState._make([*words, *places, sum(lengths), snapshot, shared, shared_bytes])
+    return CheckState._make([*words, *places, sum(lengths), snapshot, shared, shared_bytes])

@@ -22,13 +22,13 @@ from collections.abc import Callable
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, flags
 from gpud.device.cpu.abi.layout import Shape
-from gpud.device.cpu.codegen.analysis.regions import Regions, waits
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions, waits
 from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["BoundaryTile", "may_guard_tile"]
 
 
-def may_guard_tile(regions: Regions, block: Block, body: set[int]) -> bool:
+def may_guard_tile(regions: CodeRegions, block: Block, body: set[int]) -> bool:
     """Return whether the branch at ``block``'s end may run its ``body`` for a tile of threads."""
     flow = regions.flow
     if block.last is None or block.last.guard is None or block.index in body:

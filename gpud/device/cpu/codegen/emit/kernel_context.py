@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from gpud.device.cpu.abi.layout import STATE_STATUS_SHIFT, BlockLayout, ModuleLayout, Shape
 from gpud.device.cpu.abi.linked_memory import LinkedMemory
 from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
-from gpud.device.cpu.codegen.analysis.regions import Regions
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions
 from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
 from gpud.device.cpu.codegen.emit.strip_mining import strip_mined_loops
 from gpud.device.cpu.codegen.emit.thread_code import CallInfo, ThreadCode
@@ -28,7 +28,7 @@ class KernelContext:
     def __init__(
         self,
         ir: IRModule,
-        regions: Regions,
+        regions: CodeRegions,
         storage: Mapping[str, str],
         shape: Shape,
         module: ModuleLayout,

@@ -31,7 +31,7 @@ from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, barrier, flags, read, written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import BLOCK_ARGUMENT, HEADER, Status
-from gpud.device.cpu.codegen.analysis.regions import Regions, waits
+from gpud.device.cpu.codegen.analysis.regions import CodeRegions, waits
 from gpud.device.cpu.codegen.emit.fault_reports import report
 from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES, define_with_flushing
 from gpud.device.cpu.codegen.emit.kernel_context import KernelContext, state_word
@@ -302,7 +302,7 @@ class _Registers:
         names: all registers of diverged threads there.
     """
 
-    def __init__(self, regions: Regions, cuts: tuple[int, ...]) -> None:
+    def __init__(self, regions: CodeRegions, cuts: tuple[int, ...]) -> None:
         self._regions = regions
         self._cuts = cuts
         self._from = {cut: regions.region(cut).blocks for cut in cuts}

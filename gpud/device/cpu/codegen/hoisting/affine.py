@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.analysis.effects import written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.hoisting.slices import Slices, Step
+from gpud.device.cpu.codegen.hoisting.slices import Slices, SliceStep
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT, Strides, add
 from gpud.device.cpu.codegen.hoisting.thread_box import Box, span_of
 from gpud.device.cpu.codegen.hoisting.thread_strides import Widening, strides_of
@@ -74,14 +74,14 @@ class AffineSlices(Slices):
         self._widened: set[int] = set()
         """Identities of steps that depend on a widened value, but not through an affine pointer."""
 
-    def strides_of(self, step: Step) -> Strides | None:
+    def strides_of(self, step: SliceStep) -> Strides | None:
         """Return the strides of a step's result, None if unknown; run the step and its sources."""
         for one in (*self.ordered(step), step):
             if not self._knows_strides(one):
                 return None
         return self._strides[id(step)]
 
-    def strides_at(self, step: Step, operand: ptx.Operand) -> Strides | None:
+    def strides_at(self, step: SliceStep, operand: ptx.Operand) -> Strides | None:
         """Return the strides of an operand of ``step``."""
         if isinstance(operand, ptx.Immediate):
             return FLAT
@@ -100,7 +100,7 @@ class AffineSlices(Slices):
         shape = self.stage_writer.kernel.shape
         return (size, size * shape.x, size * shape.x * shape.y)
 
-    def _knows_strides(self, step: Step) -> bool:
+    def _knows_strides(self, step: SliceStep) -> bool:
         """Run the step for the first thread and compute its strides; return whether it has any."""
         if id(step) in self._strides:
             return self._strides[id(step)] is not None
@@ -131,7 +131,7 @@ class AffineSlices(Slices):
         self._make_affine_pointer(step, strides)
         return True
 
-    def _make_affine_pointer(self, step: Step, strides: Strides) -> None:
+    def _make_affine_pointer(self, step: SliceStep, strides: Strides) -> None:
         name = written(step.ins)[0].name
         if not all(isinstance(stride, int) for stride in strides):
             return  # the stride is no constant for LLVM: a product for each thread, no gain
@@ -145,11 +145,11 @@ class AffineSlices(Slices):
         shape = self.stage_writer.kernel.shape
         return Box(((0, shape.x), (0, shape.y), (0, shape.z)))
 
-    def reaching_threads(self, step: Step) -> Box:
+    def reaching_threads(self, step: SliceStep) -> Box:
         """Return the threads that may reach a step."""
         return self._whole()
 
-    def _widen(self, step: Step, widening: Widening) -> None:
+    def _widen(self, step: SliceStep, widening: Widening) -> None:
         """Add the condition that a widened value does not fit 32 bits in a thread at ``step``.
 
         If the first thread of the block does not reach ``step``, its value is set to the one from
@@ -173,7 +173,7 @@ class AffineSlices(Slices):
             self._advance(step, emitter.value(f"mul i64 {more}, {widening.factor}"))
         self.wraps.append(emitter.value(f"and i1 {box.some}, {wraps}") if box.some else wraps)
 
-    def _advance(self, step: Step, more: str) -> None:
+    def _advance(self, step: SliceStep, more: str) -> None:
         """Add an i64 to the first thread's result of a step."""
         emitter, slot = self.emitter, self._values[id(step)]
         if self.stage_writer.kernel.storage[written(step.ins)[0].name] == "ptr":
@@ -184,7 +184,7 @@ class AffineSlices(Slices):
             made = emitter.value(f"load i64, ptr {slot}")
             emitter.do(f"store i64 {emitter.value(f'add i64 {made}, {more}')}, ptr {slot}")
 
-    def _wide(self, step: Step, widening: Widening) -> str:
+    def _wide(self, step: SliceStep, widening: Widening) -> str:
         """Return the widened operand (i64) in the first thread of the block."""
         with self.reading(step, self._values):
             start = self.code.read(widening.operand, "u32")
@@ -195,7 +195,7 @@ class AffineSlices(Slices):
         low = self.emitter.value(f"trunc i64 {value} to i32")
         return self.emitter.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
 
-    def may_wrap(self, step: Step, widening: Widening, box: Box | None = None) -> str:
+    def may_wrap(self, step: SliceStep, widening: Widening, box: Box | None = None) -> str:
         """Return an i1: whether a widened value exceeds 32 bits in some thread of box or block."""
         emitter, wide = self.emitter, self._wide(step, widening)
         result = "false"

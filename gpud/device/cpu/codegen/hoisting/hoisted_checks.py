@@ -46,7 +46,7 @@ from gpud.device.cpu.codegen.emit.check_code import (
 )
 from gpud.device.cpu.codegen.hoisting.interval_analysis import IntervalAnalysis
 from gpud.device.cpu.codegen.hoisting.path_conditions import PathConditions
-from gpud.device.cpu.codegen.hoisting.slices import Step, UnknownValue
+from gpud.device.cpu.codegen.hoisting.slices import SliceStep, UnknownValue
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT, Stride, add, subtract
 from gpud.device.cpu.codegen.hoisting.thread_box import AlignedRanges, span_of
 from gpud.device.cpu.codegen.preparation.check_instruction import CheckOperands, decode_check
@@ -74,7 +74,7 @@ class HoistedChecks(PathConditions):
         super().__init__(stage, varying)
         self._ranges = AlignedRanges(self.emitter)
         self.inline: set[int] = set()
-        self._hoisted: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
+        self._hoisted: list[tuple[ptx.Instruction, list[SliceStep], SliceStep | None]] = []
         self._bounded: list[ptx.Instruction] = []
 
     @property
@@ -100,7 +100,7 @@ class HoistedChecks(PathConditions):
 
     # -- slices
 
-    def _slice(self, ins: ptx.Instruction) -> tuple[list[Step], Step | None]:
+    def _slice(self, ins: ptx.Instruction) -> tuple[list[SliceStep], SliceStep | None]:
         base = decode_check(ins).base
         if not isinstance(base, ptx.Register):
             return [], None
@@ -113,7 +113,7 @@ class HoistedChecks(PathConditions):
 
     @contextmanager
     def _address(
-        self, ins: ptx.Instruction, last: Step | None, values: dict[object, str]
+        self, ins: ptx.Instruction, last: SliceStep | None, values: dict[object, str]
     ) -> Iterator[tuple[CheckOperands, str]]:
         """Yield the check's operands and its hull's address; its slice must have been run."""
         operands = decode_check(ins)
@@ -133,7 +133,7 @@ class HoistedChecks(PathConditions):
         """Emit the test; return an i1: whether some bounds check might miss."""
         emitter = self.emitter
         flags_: list[str] = []
-        pure: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
+        pure: list[tuple[ptx.Instruction, list[SliceStep], SliceStep | None]] = []
         for one in self._hoisted:
             condition = self._affine(one[0], one[2])
             if condition is None:
@@ -151,7 +151,7 @@ class HoistedChecks(PathConditions):
             result = emitter.value(f"or i1 {result}, {flag}")
         return result
 
-    def _affine(self, ins: ptx.Instruction, last: Step | None) -> list[str] | None:
+    def _affine(self, ins: ptx.Instruction, last: SliceStep | None) -> list[str] | None:
         """Return conditions; if one holds, the check may miss. None if it is not affine."""
         emitter, operands = self.emitter, decode_check(ins)
         if last is None and isinstance(operands.base, ptx.Register):
@@ -255,7 +255,9 @@ class HoistedChecks(PathConditions):
         )
         return emitter.value(f"icmp uge i64 {off}, {start_count(emitter, bounds, operands.span)}")
 
-    def _tested(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+    def _tested(
+        self, checks: list[tuple[ptx.Instruction, list[SliceStep], SliceStep | None]]
+    ) -> str:
         """Return an i1: whether a pure check misses, by bounds or in a loop over threads."""
         emitter, extents = self.emitter, IntervalAnalysis(self)
         conditions: list[str] = []
@@ -273,7 +275,7 @@ class HoistedChecks(PathConditions):
             emitter.do(f"store i1 {self._pure(checks)}, ptr {result}")
         return emitter.value(f"load i1, ptr {result}")
 
-    def _pure(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+    def _pure(self, checks: list[tuple[ptx.Instruction, list[SliceStep], SliceStep | None]]) -> str:
         """Emit a loop over all threads that tests these checks; return an i1 as `emit` does."""
         emitter = self.emitter
         total = emitter.alloca("i32", "misses")

@@ -19,7 +19,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
 from gpud.device.cpu.codegen.emit.check_code import bounds_of, bounds_vary, hull_misses
 from gpud.device.cpu.codegen.hoisting.intervals import End, Interval
-from gpud.device.cpu.codegen.hoisting.loop_indices import AT_MOST, Place
+from gpud.device.cpu.codegen.hoisting.loop_indices import AT_MOST, LoopPlace
 from gpud.device.cpu.codegen.hoisting.remainders import Remainders
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.codegen.hoisting.thread_box import compared
@@ -62,7 +62,7 @@ class IntervalAnalysis(Remainders):
         if bounds_vary(operands) or not isinstance(operands.base, ptx.Register):
             raise UnknownValue
         number, block = self._hoisted.where[id(ins)]
-        values = self._register(operands.base.name, Place(ins, number, block))
+        values = self._register(operands.base.name, LoopPlace(ins, number, block))
         wide = self._bits_of(operands.base.name) == 64
         values = self.small(values) if wide else self.fits(values, "u32")
         values = self.add(values, self.one(operands.low, abs(operands.low)))
@@ -85,7 +85,7 @@ class IntervalAnalysis(Remainders):
 
     # -- registers
 
-    def _register(self, name: str, place: Place) -> Interval:
+    def _register(self, name: str, place: LoopPlace) -> Interval:
         """Return the interval of a register where it is read."""
         bits = self._bits_of(name)
         if name not in self._stage_writer.lockstep.varying:
@@ -102,7 +102,7 @@ class IntervalAnalysis(Remainders):
             return index.anywhere
         return self._union(name, place, ())
 
-    def _uniform(self, name: str, bits: int, place: Place) -> Interval:
+    def _uniform(self, name: str, bits: int, place: LoopPlace) -> Interval:
         made = self._stage_writer.convergence.definitions_of(name)
         if len(made) == 1 and made[0][1].opcode.base == "mov" and made[0][1].guard is None:
             block, ins = made[0]
@@ -119,7 +119,7 @@ class IntervalAnalysis(Remainders):
             return self.one(self.emitter.value(f"sext i32 {value} to i64"), 1 << 31)
         return self.one(value, 1 << 63)
 
-    def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
+    def _union(self, name: str, place: LoopPlace, but: tuple[LoopPlace, ...]) -> Interval:
         """Return the hull of all definitions and of the initial value, if that can be read."""
         key = (name, tuple(d.number for d in but), self._keeps_start(name, place))
         union = self._made.get(key)
@@ -142,7 +142,7 @@ class IntervalAnalysis(Remainders):
         self._made[key] = union
         return union
 
-    def _keeps_start(self, name: str, place: Place) -> bool:
+    def _keeps_start(self, name: str, place: LoopPlace) -> bool:
         if place.number < 0:
             return True
         return not any(
@@ -159,7 +159,7 @@ class IntervalAnalysis(Remainders):
         """Return the interval of a register at the stage's start."""
         recipe = self._hoisted.recipe.get(name)
         if recipe is not None:
-            return self._result(Place(recipe, -1, -1))
+            return self._result(LoopPlace(recipe, -1, -1))
         key = ("start", name)
         interval = self._made.get(key)
         if interval is None:
@@ -188,10 +188,10 @@ class IntervalAnalysis(Remainders):
 
     # -- conditions
 
-    def _narrowed(self, name: str, place: Place, values: Interval) -> Interval:
+    def _narrowed(self, name: str, place: LoopPlace, values: Interval) -> Interval:
         """Return ``values`` without those for which control does not reach ``place``."""
         for condition in self._hoisted.conditions(place.block):
-            where = Place(condition.reader, condition.number, condition.block)
+            where = LoopPlace(condition.reader, condition.number, condition.block)
             for test, holds_not in self._tests(
                 condition.predicate, where, negated=condition.negated
             ):
@@ -199,8 +199,8 @@ class IntervalAnalysis(Remainders):
         return values
 
     def _tests(
-        self, predicate: str, place: Place, *, negated: bool
-    ) -> Iterator[tuple[Place, bool]]:
+        self, predicate: str, place: LoopPlace, *, negated: bool
+    ) -> Iterator[tuple[LoopPlace, bool]]:
         """Return comparisons that hold (or not) where a predicate is true (``negated``: false)."""
         made = self._exact(predicate, place)
         if made is None or made.reader.operands[0] != ptx.Register(predicate):
@@ -214,7 +214,7 @@ class IntervalAnalysis(Remainders):
                     yield from self._tests(operand.name, made, negated=negated)
 
     def _restricted(
-        self, name: str, place: Place, values: Interval, test: Place, *, negated: bool
+        self, name: str, place: LoopPlace, values: Interval, test: LoopPlace, *, negated: bool
     ) -> Interval:
         """Return ``values`` restricted by a comparison."""
         ins, modifiers = test.reader, test.reader.opcode.modifiers
@@ -241,7 +241,7 @@ class IntervalAnalysis(Remainders):
         step = min(values.step, 1 << 32)
         return replace(values, low=0, high=most, step=step, most=1 << 32)
 
-    def _same(self, name: str, test: Place, place: Place) -> bool:
+    def _same(self, name: str, test: LoopPlace, place: LoopPlace) -> bool:
         """Return whether ``test``, a condition before ``place``, reads the same value as that."""
         if not self._defined(name):
             return True
@@ -257,7 +257,7 @@ class IntervalAnalysis(Remainders):
 
     # -- instructions
 
-    def _result(self, made: Place) -> Interval:
+    def _result(self, made: LoopPlace) -> Interval:
         """Return the interval of an instruction's result."""
         key = ("result", id(made.reader), made.number < 0)
         interval = self._made.get(key)
@@ -270,7 +270,7 @@ class IntervalAnalysis(Remainders):
             self._made[key] = interval
         return interval
 
-    def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
+    def _operand(self, operand: ptx.Operand, type_: str, place: LoopPlace) -> Interval:
         match operand:
             case ptx.Immediate(value=value):
                 number = signed(value, WORD_BITS[type_])

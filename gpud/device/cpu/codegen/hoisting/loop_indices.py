@@ -31,7 +31,7 @@ from gpud.device.cpu.codegen.hoisting.transfer_functions import TransferFunction
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
 
-__all__ = ["AT_MOST", "LoopIndices", "Place"]
+__all__ = ["AT_MOST", "LoopIndices", "LoopPlace"]
 
 _STORED = {"i32": 32, "i64": 64, "ptr": 64}
 AT_MOST = ("lt", "le", "lo", "ls")
@@ -40,7 +40,7 @@ _MAX_COPIES = 4
 """Maximum number of instructions through which a step is followed."""
 
 
-class Place(NamedTuple):
+class LoopPlace(NamedTuple):
     """A read of a register: the reader, its number in the stage, its block."""
 
     reader: ptx.Instruction
@@ -52,8 +52,8 @@ class _Advance(NamedTuple):
     """The increment of an own step: a constant and operands; and its instructions."""
 
     constant: int
-    others: tuple[tuple[ptx.Operand, str, Place], ...]
-    places: tuple[Place, ...]
+    others: tuple[tuple[ptx.Operand, str, LoopPlace], ...]
+    places: tuple[LoopPlace, ...]
     """The first one reads the register itself."""
 
 
@@ -61,7 +61,7 @@ class _Index(NamedTuple):
     """The known intervals of a loop's index: at the loop's head, and anywhere."""
 
     loop: Loop
-    step: Place
+    step: LoopPlace
     after: frozenset[int]
     """Blocks reachable from the step without passing the loop's head."""
     head: Interval
@@ -96,11 +96,11 @@ class LoopIndices(TransferFunctions):
             self._made, self._indices, self.doubts = before
             raise
 
-    def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
+    def _union(self, name: str, place: LoopPlace, but: tuple[LoopPlace, ...]) -> Interval:
         """Return the hull of all definitions of a register but some."""
         raise NotImplementedError
 
-    def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
+    def _operand(self, operand: ptx.Operand, type_: str, place: LoopPlace) -> Interval:
         """Return the interval of an operand of the instruction at ``place``."""
         raise NotImplementedError
 
@@ -112,10 +112,12 @@ class LoopIndices(TransferFunctions):
             raise UnknownValue
         return bits
 
-    def _defined(self, name: str) -> list[Place]:
-        return [Place(ins, number, block) for number, block, ins in self._hoisted.definitions(name)]
+    def _defined(self, name: str) -> list[LoopPlace]:
+        return [
+            LoopPlace(ins, number, block) for number, block, ins in self._hoisted.definitions(name)
+        ]
 
-    def _exact(self, name: str, place: Place) -> Place | None:
+    def _exact(self, name: str, place: LoopPlace) -> LoopPlace | None:
         """Return the one definition whose latest result is read, if there is one."""
         made = self._defined(name)
         near = [d for d in made if d.block == place.block and d.number < place.number]
@@ -128,7 +130,7 @@ class LoopIndices(TransferFunctions):
 
     # -- indices of loops
 
-    def _reads_head_value(self, index: _Index, place: Place) -> bool:
+    def _reads_head_value(self, index: _Index, place: LoopPlace) -> bool:
         """Return whether ``place`` reads the value that the index had at the head of its loop."""
         if place.number < 0 or place.block not in index.loop.blocks:
             return False
@@ -172,12 +174,12 @@ class LoopIndices(TransferFunctions):
         first = header.places[0].instruction if header.places else None
         if first is None or id(first) not in self._stage_writer.ordinal:
             return None
-        entry = Place(first, self._stage_writer.ordinal[id(first)], loop.header)
+        entry = LoopPlace(first, self._stage_writer.ordinal[id(first)], loop.header)
         start = self._union(name, entry, (step,))
         return self._bounded(name, index, latches[0], advance, start)
 
     def _blocks_after_step(
-        self, name: str, loop: Loop, latch: int, step: Place
+        self, name: str, loop: Loop, latch: int, step: LoopPlace
     ) -> frozenset[int] | None:
         """Return the blocks that the result of a step can reach before the loop continues.
 
@@ -216,7 +218,7 @@ class LoopIndices(TransferFunctions):
             return None
         negated = last.guard.negated != (successors[0] != index.loop.header)
         test = self._exact(
-            last.guard.register.name, Place(last, self._stage_writer.ordinal[id(last)], latch)
+            last.guard.register.name, LoopPlace(last, self._stage_writer.ordinal[id(last)], latch)
         )
         if test is None or test.block != latch or test.reader.opcode.base != "setp":
             return None
@@ -256,7 +258,9 @@ class LoopIndices(TransferFunctions):
             by = self.add(by, self._operand(operand, type_, place))
         return self.small(by, 1 << 32)
 
-    def _tested(self, name: str, operand: ptx.Operand, test: Place, index: _Index) -> bool | None:
+    def _tested(
+        self, name: str, operand: ptx.Operand, test: LoopPlace, index: _Index
+    ) -> bool | None:
         """Return whether the index is compared after its step, not before; None if neither."""
         if not isinstance(operand, ptx.Register):
             return None
@@ -269,7 +273,7 @@ class LoopIndices(TransferFunctions):
         copies = made.reader.operands[1] == ptx.Register(name)
         return False if copies and self._reads_head_value(index, made) else None
 
-    def _advance(self, name: str, made: Place, depth: int) -> _Advance | None:
+    def _advance(self, name: str, made: LoopPlace, depth: int) -> _Advance | None:
         """Return the increment from ``name`` to an instruction's result, None if it is unknown."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
@@ -292,7 +296,7 @@ class LoopIndices(TransferFunctions):
         return None
 
     def _advance_of(
-        self, name: str, source: ptx.Operand, made: Place, depth: int
+        self, name: str, source: ptx.Operand, made: LoopPlace, depth: int
     ) -> _Advance | None:
         if not isinstance(source, ptx.Register):
             return None

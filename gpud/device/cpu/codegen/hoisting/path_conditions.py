@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.hoisting.affine import AffineSlices
-from gpud.device.cpu.codegen.hoisting.slices import Step, UnknownValue
+from gpud.device.cpu.codegen.hoisting.slices import SliceStep, UnknownValue
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT
 from gpud.device.cpu.codegen.hoisting.thread_box import Box, compared, narrowed
 from gpud.device.cpu.codegen.hoisting.thread_strides import Widening
@@ -46,7 +46,7 @@ class PathConditions(AffineSlices):
         super().__init__(stage, varying)
         self._comers: dict[int, Box] = {}
 
-    def reaching_threads(self, step: Step) -> Box:
+    def reaching_threads(self, step: SliceStep) -> Box:
         """Return the threads that the conditions on the path to a step's block let through."""
         _, block = self.where.get(id(step.ins), (-1, -1))
         if step.now < 0 or block not in self.stage_writer.convergence.inner:
@@ -106,7 +106,9 @@ class PathConditions(AffineSlices):
             some = self.emitter.value(f"and i1 {box.some}, {some}")
         return replace(box, some=some)
 
-    def _where(self, box: Box, step: Step, extents: tuple[int, int, int], *, negated: bool) -> Box:
+    def _where(
+        self, box: Box, step: SliceStep, extents: tuple[int, int, int], *, negated: bool
+    ) -> Box:
         """Return ``box`` without the threads for which a predicate has another value."""
         ins = step.ins
         if ins.opcode.base == ("or" if negated else "and"):
@@ -121,7 +123,7 @@ class PathConditions(AffineSlices):
         return self._narrowed(box, step, extents, negated=negated)
 
     def _narrowed(
-        self, box: Box, step: Step, extents: tuple[int, int, int], *, negated: bool
+        self, box: Box, step: SliceStep, extents: tuple[int, int, int], *, negated: bool
     ) -> Box:
         """Return ``box`` without the threads for which a ``setp`` gives another result."""
         ins, emitter = step.ins, self.emitter

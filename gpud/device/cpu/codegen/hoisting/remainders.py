@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.hoisting.intervals import Interval
-from gpud.device.cpu.codegen.hoisting.loop_indices import LoopIndices, Place
+from gpud.device.cpu.codegen.hoisting.loop_indices import LoopIndices, LoopPlace
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
 
@@ -30,11 +30,11 @@ __all__ = ["Remainders"]
 class Remainders(LoopIndices):
     """The intervals of remainders in one stage."""
 
-    def _same(self, name: str, test: Place, place: Place) -> bool:
+    def _same(self, name: str, test: LoopPlace, place: LoopPlace) -> bool:
         """Return whether ``test``, before ``place``, reads the same value of a register as that."""
         raise NotImplementedError
 
-    def remainder(self, made: Place) -> Interval | None:
+    def remainder(self, made: LoopPlace) -> Interval | None:
         """Return the interval of the result of ``made``, if that is a remainder by a constant."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
@@ -48,7 +48,7 @@ class Remainders(LoopIndices):
         return self._difference(dividend, other, made)
 
     def _below(
-        self, divisor: int, dividend: ptx.Operand, place: Place, *, is_signed: bool
+        self, divisor: int, dividend: ptx.Operand, place: LoopPlace, *, is_signed: bool
     ) -> Interval:
         """Return the interval of numbers of magnitude below ``divisor``, of the dividend's sign."""
         if not is_signed:
@@ -62,7 +62,7 @@ class Remainders(LoopIndices):
         return self.within(0, divisor - 1)
 
     def _difference(
-        self, dividend: ptx.Register, other: ptx.Operand, made: Place
+        self, dividend: ptx.Register, other: ptx.Operand, made: LoopPlace
     ) -> Interval | None:
         multiple = self._maker(other, made)
         if multiple is None:
@@ -88,7 +88,12 @@ class Remainders(LoopIndices):
         return None
 
     def _low_bits(
-        self, size: int, dividend: ptx.Register, of: ptx.Operand, multiple: Place, made: Place
+        self,
+        size: int,
+        dividend: ptx.Register,
+        of: ptx.Operand,
+        multiple: LoopPlace,
+        made: LoopPlace,
     ) -> Interval | None:
         """Match ``x - (y & -size)``: y is x, or x + ``size - 1`` if x is negative."""
         if of == dividend:
@@ -111,8 +116,8 @@ class Remainders(LoopIndices):
     # -- quotients: the dividend, and where it is read
 
     def _unsigned(
-        self, divisor: int, quotient: ptx.Operand, place: Place
-    ) -> tuple[ptx.Operand, Place] | None:
+        self, divisor: int, quotient: ptx.Operand, place: LoopPlace
+    ) -> tuple[ptx.Operand, LoopPlace] | None:
         """Match ``mul.wide.u32``, ``shr.u64``, ``cvt.u32.u64`` or ``mul.hi.u32``, ``shr.u32``."""
         low = self._maker(quotient, place)
         if low is not None and low.reader.opcode.text == "cvt.u32.u64":
@@ -127,8 +132,8 @@ class Remainders(LoopIndices):
         return self._dividend(product[0], product[2], how, divisor, product[1] + extra, 32)
 
     def _signed(
-        self, divisor: int, quotient: ptx.Operand, place: Place
-    ) -> tuple[ptx.Operand, Place] | None:
+        self, divisor: int, quotient: ptx.Operand, place: LoopPlace
+    ) -> tuple[ptx.Operand, LoopPlace] | None:
         """Match ``mul.hi.s32``, ``shr.s32``, and 1 added where the product is negative."""
         sum_ = self._maker(quotient, place)
         if sum_ is None or sum_.reader.opcode.base != "add" or _width(sum_) != 32:
@@ -146,12 +151,12 @@ class Remainders(LoopIndices):
     def _dividend(
         self,
         product: ptx.Operand,
-        place: Place,
+        place: LoopPlace,
         how: tuple[str, str],
         divisor: int,
         shift: int,
         bits: int,
-    ) -> tuple[ptx.Operand, Place] | None:
+    ) -> tuple[ptx.Operand, LoopPlace] | None:
         """Return the multiplicand if the product's upper bits are its quotient by ``divisor``."""
         made = self._maker(product, place)
         if made is None or made.reader.opcode.base != "mul":
@@ -170,7 +175,7 @@ class Remainders(LoopIndices):
 
     # -- definitions
 
-    def _maker(self, operand: ptx.Operand, place: Place) -> Place | None:
+    def _maker(self, operand: ptx.Operand, place: LoopPlace) -> LoopPlace | None:
         """Return the unguarded instruction that defined a varying register, as read there."""
         if (
             not isinstance(operand, ptx.Register)
@@ -184,9 +189,9 @@ class Remainders(LoopIndices):
             if self._defined(operand.name):
                 return None
         recipe = self._hoisted.recipe.get(operand.name)
-        return None if recipe is None else Place(recipe, -1, -1)
+        return None if recipe is None else LoopPlace(recipe, -1, -1)
 
-    def _reads(self, register: ptx.Register, earlier: Place, place: Place) -> bool:
+    def _reads(self, register: ptx.Register, earlier: LoopPlace, place: LoopPlace) -> bool:
         """Return whether both places read the same value of ``register``."""
         if register.name not in self._stage_writer.lockstep.varying:
             return False
@@ -196,8 +201,8 @@ class Remainders(LoopIndices):
         return self._same(register.name, earlier, place)
 
     def _shifted(
-        self, operand: ptx.Operand, place: Place, type_: str
-    ) -> tuple[ptx.Operand, int, Place] | None:
+        self, operand: ptx.Operand, place: LoopPlace, type_: str
+    ) -> tuple[ptx.Operand, int, LoopPlace] | None:
         """Return (operand, number of bits, where it is read) of a right shift by a constant."""
         made = self._maker(operand, place)
         if made is None or made.reader.opcode.text != f"shr.{type_}":
@@ -208,6 +213,6 @@ class Remainders(LoopIndices):
         return what, amount.value, made
 
 
-def _width(place: Place) -> int:
+def _width(place: LoopPlace) -> int:
     modifiers = place.reader.opcode.modifiers
     return 32 if modifiers in (("s32",), ("u32",), ("b32",)) else 0

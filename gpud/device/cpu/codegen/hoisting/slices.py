@@ -36,7 +36,7 @@ from gpud.device.cpu.ir.thread import zero
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
 
-__all__ = ["Slices", "Step", "UnknownValue"]
+__all__ = ["SliceStep", "Slices", "UnknownValue"]
 
 _PURE = frozenset(
     (
@@ -53,13 +53,13 @@ class UnknownValue(Exception):
 
 
 @dataclass(eq=False)
-class Step:
+class SliceStep:
     """One instruction of a slice; ``sources`` maps each register it reads to its step, or None."""
 
     ins: ptx.Instruction
     now: int
     """Its index in the stage; -1 for instructions that run before the stage's own."""
-    sources: dict[str, Step | None]
+    sources: dict[str, SliceStep | None]
 
 
 class Slices:
@@ -86,13 +86,13 @@ class Slices:
                     self._definitions.setdefault(register.name, []).append((number, block, ins))
         self.recipe: dict[str, ptx.Instruction] = {}
         """The instruction that recomputes a register at the stage's start, by name."""
-        self._steps: dict[tuple[int, bool], Step] = {}
+        self._steps: dict[tuple[int, bool], SliceStep] = {}
 
     def definitions(self, name: str) -> list[tuple[int, int, ptx.Instruction]]:
         """Return the stage's definitions of a varying register: (index, block, instruction)."""
         return self._definitions.get(name, [])
 
-    def reaching(self, name: str, now: int, block: int) -> Step | None:
+    def reaching(self, name: str, now: int, block: int) -> SliceStep | None:
         """Return the step that defines ``name`` at a point; None: it has its value at the start."""
         if name not in self.stage_writer.lockstep.varying:
             return None
@@ -122,7 +122,7 @@ class Slices:
             for loop in self.stage_writer.lockstep.flow.loops
         )
 
-    def _step(self, ins: ptx.Instruction, number: int, block: int) -> Step:
+    def _step(self, ins: ptx.Instruction, number: int, block: int) -> SliceStep:
         # An instruction can be both in the recipe and in the stage, with different sources.
         key = id(ins), number < 0
         known = self._steps.get(key)
@@ -130,14 +130,14 @@ class Slices:
             return known
         if not self._is_pure(ins) or len(self._steps) > _MOST_STEPS:
             raise UnknownValue
-        sources: dict[str, Step | None] = {}
+        sources: dict[str, SliceStep | None] = {}
         for register in read(ins):
             if number < 0:
                 recipe = self.recipe.get(register.name)
                 sources[register.name] = None if recipe is None else self._step(recipe, -1, -1)
             else:
                 sources[register.name] = self.reaching(register.name, number, block)
-        step = self._steps[key] = Step(ins, number, sources)
+        step = self._steps[key] = SliceStep(ins, number, sources)
         return step
 
     def _is_pure(self, ins: ptx.Instruction) -> bool:
@@ -160,7 +160,7 @@ class Slices:
 
     # -- running a slice
 
-    def run(self, steps: list[Step], values: dict[object, str]) -> None:
+    def run(self, steps: list[SliceStep], values: dict[object, str]) -> None:
         """Emit the slice for the current thread; ``values`` are the slots of known values."""
         for step in steps:
             if id(step) in values:
@@ -178,7 +178,7 @@ class Slices:
             values[id(step)] = slot
 
     @contextmanager
-    def reading(self, step: Step, values: dict[object, str]) -> Iterator[None]:
+    def reading(self, step: SliceStep, values: dict[object, str]) -> Iterator[None]:
         """Give the operands of ``step`` the values that they have in the program."""
         names = {register.name for register in (*read(step.ins), *written(step.ins))}
         slots = {name: self.code.slot(name) for name in names}
@@ -190,7 +190,7 @@ class Slices:
         for name, slot in slots.items():
             self.code.redirect(name, slot)
 
-    def slot(self, name: str, source: Step | None, values: dict[object, str]) -> str:
+    def slot(self, name: str, source: SliceStep | None, values: dict[object, str]) -> str:
         """Return the slot of a varying register that a step defines, or that the thread spilled."""
         if source is not None:
             return values[id(source)]
@@ -207,11 +207,11 @@ class Slices:
             self.emitter.do(f"store {type_} {value}, ptr {slot}")
         return slot
 
-    def ordered(self, step: Step) -> list[Step]:
+    def ordered(self, step: SliceStep) -> list[SliceStep]:
         """Return the transitive sources of ``step``, in order of evaluation."""
-        ordered: dict[int, Step] = {}
+        ordered: dict[int, SliceStep] = {}
 
-        def visit(one: Step) -> None:
+        def visit(one: SliceStep) -> None:
             for source in one.sources.values():
                 if source is not None and id(source) not in ordered:
                     visit(source)

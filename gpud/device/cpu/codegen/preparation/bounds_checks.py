@@ -47,13 +47,13 @@ from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
 from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
 from gpud.device.cpu.codegen.preparation.check_instruction import (
     NO_CLAIM,
-    Member,
+    CheckedMember,
     bounds_check,
     decode_check,
 )
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 
-__all__ = ["Access", "accesses", "insert_bounds_checks"]
+__all__ = ["CheckedAccess", "accesses", "insert_bounds_checks"]
 
 _OWN = ("shared", "local", "const", "param")
 _WIDEST_HULL = 4096
@@ -63,7 +63,7 @@ _MAX_DEFINITIONS = 8
 _Key = tuple[ptx.Register | ptx.Symbol | None, ptx.Guard | None, str]
 
 
-class Access(NamedTuple):
+class CheckedAccess(NamedTuple):
     """The access that one operand of an instruction makes: ``span`` bytes, aligned to ``align``."""
 
     space: str
@@ -72,7 +72,7 @@ class Access(NamedTuple):
     align: int
 
 
-def accesses(ins: ptx.Instruction) -> list[Access]:
+def accesses(ins: ptx.Instruction) -> list[CheckedAccess]:
     """List the memory accesses of an instruction, in all spaces."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     addresses = [o for o in ins.operands if isinstance(o, ptx.Address)]
@@ -81,19 +81,24 @@ def accesses(ins: ptx.Instruction) -> list[Access]:
     if base in ("ld", "ldu", "st", "atom", "red"):
         size = _type_bytes(modifiers)
         count = next((_VECTORS[m] for m in modifiers if m in _VECTORS), 1)
-        return [Access(state_space(ins.opcode), addresses[0], size * count, size * count)]
+        return [CheckedAccess(state_space(ins.opcode), addresses[0], size * count, size * count)]
     if base == "mbarrier":
         if modifiers[0] == "pending_count":
             return []
-        return [Access(state_space(ins.opcode), addresses[0], _MBARRIER_BYTES, _MBARRIER_BYTES)]
+        return [
+            CheckedAccess(state_space(ins.opcode), addresses[0], _MBARRIER_BYTES, _MBARRIER_BYTES)
+        ]
     if base == "cp" and modifiers[:1] == ("async",):
         if "mbarrier" in modifiers:
             space = state_space(ins.opcode)
-            return [Access(space, addresses[0], _MBARRIER_BYTES, _MBARRIER_BYTES)]
+            return [CheckedAccess(space, addresses[0], _MBARRIER_BYTES, _MBARRIER_BYTES)]
         size = next((o.value for o in ins.operands if isinstance(o, ptx.Immediate)), 0)
         if len(addresses) == 2 and size:
             target, source = addresses
-            return [Access("shared", target, size, size), Access("global", source, size, size)]
+            return [
+                CheckedAccess("shared", target, size, size),
+                CheckedAccess("global", source, size, size),
+            ]
     return []
 
 
@@ -113,9 +118,9 @@ class _Group:
     base: ptx.Register | ptx.Symbol | None
     guard: ptx.Guard | None
     line: int
-    members: list[Member] = field(default_factory=list)
+    members: list[CheckedMember] = field(default_factory=list)
 
-    def takes(self, member: Member) -> bool:
+    def takes(self, member: CheckedMember) -> bool:
         """Return whether the bounds check can also cover ``member``."""
         others = [*self.members, member]
         low = min(m.low for m in others)
@@ -146,7 +151,7 @@ def insert_bounds_checks(
                 if access.space not in _OWN or inside.holds(statement, access):
                     continue
                 base, guard = access.address.base, statement.guard
-                member = Member(access.address.offset, access.span, access.align, -1)
+                member = CheckedMember(access.address.offset, access.span, access.align, -1)
                 space = "local" if _writes_param(statement, access) else access.space
                 key: _Key = (base, guard, space)
                 group = open_.get(key)
@@ -170,7 +175,7 @@ def insert_bounds_checks(
     return replace(function, body=body)
 
 
-def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
+def _writes_param(ins: ptx.Instruction, access: CheckedAccess) -> bool:
     return access.space == "param" and ins.opcode.base not in ("ld", "ldu")
 
 
@@ -242,7 +247,7 @@ class _InBounds:
             self._in[variable.space].add(variable.name)
         self._sizes[variable.name] = size_and_align(variable)
 
-    def holds(self, ins: ptx.Instruction, access: Access) -> bool:
+    def holds(self, ins: ptx.Instruction, access: CheckedAccess) -> bool:
         """Return whether the access is provably in bounds and aligned."""
         base, offset = access.address.base, access.address.offset
         if base is None:
@@ -269,7 +274,9 @@ class _InBounds:
             return False
         places = self._places(base, 8)
         for member in operands.members:
-            access = Access("global", ptx.Address(base, member.low), member.span, member.align)
+            access = CheckedAccess(
+                "global", ptx.Address(base, member.low), member.span, member.align
+            )
             inside = bool(places) and all(
                 name in self._in["global"] and self._within(name, start + member.low, access)
                 for name, start in places
@@ -300,7 +307,7 @@ class _InBounds:
                             work.append(source.name)
         return True
 
-    def _is_bounded_index(self, access: Access) -> bool:
+    def _is_bounded_index(self, access: CheckedAccess) -> bool:
         """Return whether the access is to an array of its space at an index never too large."""
         base, offset = access.address.base, access.address.offset
         if self._ranges is None or not isinstance(base, ptx.Register) or offset < 0:
@@ -316,7 +323,7 @@ class _InBounds:
             extent.name, offset + extent.most // access.align * access.align, access
         )
 
-    def _is_in_bounds_per_thread(self, access: Access) -> bool:
+    def _is_in_bounds_per_thread(self, access: CheckedAccess) -> bool:
         """Return whether all threads access a shared array in bounds, at an index computed here."""
         base, offset = access.address.base, access.address.offset
         if self._values is None or not isinstance(base, ptx.Register):
@@ -328,7 +335,7 @@ class _InBounds:
         numbers = {signed(n, 64) if values.bits == 64 else n for n in distinct}
         return all(self._within(values.name, number + offset, access) for number in numbers)
 
-    def _within(self, name: str, first: int, access: Access) -> bool:
+    def _within(self, name: str, first: int, access: CheckedAccess) -> bool:
         size_and_alignment = self._sizes.get(name)
         if size_and_alignment is None:
             return access.space == "param"  # a scalar of a call, which is a register by now

@@ -23,7 +23,11 @@ from dataclasses import replace
 
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.register_types import declared_types
-from gpud.device.cpu.codegen.preparation.check_instruction import NO_CLAIM, Member, bounds_check
+from gpud.device.cpu.codegen.preparation.check_instruction import (
+    NO_CLAIM,
+    CheckedMember,
+    bounds_check,
+)
 
 __all__ = ["expand_bulk_copies"]
 
@@ -167,7 +171,7 @@ class _Expansion:
         """Move or add 16 bytes."""
         for space, name in ((parts.of, "from"), (parts.to, "to")):
             if space == "global" and self._checked:
-                member = Member(0, _PIECE, _PIECE, -1)
+                member = CheckedMember(0, _PIECE, _PIECE, -1)
                 self.made.append(
                     bounds_check("global", _own(name), [member], NO_CLAIM, line=self._line)
                 )

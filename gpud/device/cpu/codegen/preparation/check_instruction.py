@@ -27,7 +27,7 @@ __all__ = [
     "NO_CLAIM",
     "SPACES",
     "CheckOperands",
-    "Member",
+    "CheckedMember",
     "bounds_check",
     "decode_check",
     "from_program",
@@ -49,7 +49,7 @@ _CLAIM = 3
 """Index of the claim among the operands."""
 
 
-class Member(NamedTuple):
+class CheckedMember(NamedTuple):
     """One access: ``span`` bytes at the register's value + ``low``; ``site`` is -1 if unknown."""
 
     low: int
@@ -70,14 +70,14 @@ class CheckOperands(NamedTuple):
     span: int
     align: int
     claim: ptx.Operand
-    members: tuple[Member, ...]
+    members: tuple[CheckedMember, ...]
     origins: tuple[str, ...]
 
 
 def bounds_check(
     space: str,
     base: ptx.Register | ptx.Symbol | None,
-    members: Sequence[Member],
+    members: Sequence[CheckedMember],
     claim: ptx.Operand,
     guard: ptx.Guard | None = None,
     line: int = 0,
@@ -108,7 +108,7 @@ def decode_check(ins: ptx.Instruction) -> CheckOperands:
     numbers = [
         operand.value for operand in (long, even, *rest) if isinstance(operand, ptx.Immediate)
     ]
-    members = tuple(Member(*numbers[at : at + 4]) for at in range(2, len(numbers), 4))
+    members = tuple(CheckedMember(*numbers[at : at + 4]) for at in range(2, len(numbers), 4))
     space = ins.opcode.modifiers[1]
     span, align = numbers[:2]
     origins = origins_of(ins)
@@ -129,6 +129,6 @@ def from_program(check: bounds_checks.BoundsCheck, claim: ptx.Operand) -> ptx.In
     """
     if check.rows > 1:
         return ptx.Instruction(ptx.opcode("gpud.rows"), (_number(check.site), claim))
-    members = [Member(m.low, m.span, m.align, m.site) for m in check.members]
+    members = [CheckedMember(m.low, m.span, m.align, m.site) for m in check.members]
     origins = allowed(check)
     return bounds_check(check.space, check.register, members, claim, check.guard, origins=origins)

@@ -22,7 +22,11 @@ from dataclasses import replace
 from gpud.compiler.analysis.effects import state_space
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.register_types import declared_types
-from gpud.device.cpu.codegen.preparation.check_instruction import NO_CLAIM, Member, bounds_check
+from gpud.device.cpu.codegen.preparation.check_instruction import (
+    NO_CLAIM,
+    CheckedMember,
+    bounds_check,
+)
 from gpud.device.cpu.lower.matrix_products import BITS, Fragment, wmma_fragment
 from gpud.device.cpu.lower.registry import Modifiers, rejected
 
@@ -232,7 +236,7 @@ class _Expansion:
             number, claim = self._reported.operands
             assert isinstance(number, ptx.Immediate)
             site = number.value
-        member = Member(0, span, min(span, _WIDEST), site)
+        member = CheckedMember(0, span, min(span, _WIDEST), site)
         space = state_space(self.ins.opcode)
         ins = self.ins
         self.made.append(bounds_check(space, _own("at"), [member], claim, ins.guard, ins.line))
