@@ -144,6 +144,7 @@ _SECTIONS = {
         Benchmark("fleet", "python bench/bench_fleet.py", rows.fleet),
         Benchmark("workloads", "python bench/bench_workloads.py", rows.workloads),
         Benchmark("scheduler", "python bench/bench_scheduler.py", rows.scheduler),
+        Benchmark("tasks", "python bench/bench_tasks.py", rows.tasks),
     ),
     "Launches": (
         Benchmark("service", "python bench/bench_service.py", rows.service),
@@ -168,6 +169,7 @@ _SECTIONS = {
         Benchmark("host_failures", _campaign("host_failures"), rows.host_failures),
         Benchmark("fuzz", _campaign("fuzz"), rows.fuzz),
         Benchmark("soak", _campaign("soak"), rows.soak),
+        Benchmark("task_kills", _campaign("task_kills"), rows.task_kills),
     ),
 }
 

@@ -285,6 +285,37 @@ def lane_kills(result: Result) -> Iterator[Row]:
     )
 
 
+def task_kills(result: Result) -> Iterator[Row]:
+    what = (
+        f"{result['kills']:,} runners, shepherds and programs of {result['tasks']:,} tasks killed"
+    )
+    yield f"{what}: lost, run twice unannounced, or left", f"{len(result['wrong'])}"
+
+
+def tasks(result: Result) -> Iterator[Row]:
+    for nodes, replay in result["replay"].items():
+        rows = replay["policies"]
+        names = ("gpud", "static split", "backfill", "the source's rules")
+        used = [f"{rows[name]['GPU utilisation']:.3f}" for name in names]
+        waits = [f"{rows[name]['CPU wait, min'][0]:.0f}" for name in names]
+        yield (
+            f"tasks replayed on {nodes}: GPUs used, beside static split, backfill and the source",
+            f"{used[0]}; {', '.join(used[1:])}",
+        )
+        yield "... CPU tasks wait, mean", f"{waits[0]} min; {', '.join(waits[1:])}"
+    for name, row in result["search"].items():
+        yield (
+            f"search for cores, {name}: within one core of the knee; windows (aim 0.95)",
+            f"{row['within one core']:.3f}; {row['windows']:.1f}",
+        )
+    waiting = result["queue"]
+    yield (
+        f"with {waiting['waiting']:,} tasks waiting: submit, list, schedule, p99 (aim 10 ms)",
+        ", ".join(f"{waiting[one]['p99_ms']:.1f}" for one in ("submit", "list", "end and start"))
+        + " ms",
+    )
+
+
 def rings(result: Result) -> Iterator[Row]:
     beside = result["beside_us"]
     yield (

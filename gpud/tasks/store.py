@@ -302,6 +302,33 @@ class TaskStore:
             for row in rows
         ]
 
+    def report(self, by: str, since_ns: int) -> list[dict[str, Any]]:
+        """Add up what attempts had that ended since then, the largest use of GPUs first.
+
+        Args:
+            by: ``user``, ``program`` or ``category``.
+            since_ns: nanoseconds since 1970.
+        """
+        sums: dict[str, list[Fraction]] = {}
+        rows = self._db.execute(
+            "SELECT terms, attempt.ran_ns, attempt.cpus, gpu_amount "
+            "FROM attempt JOIN task ON task.id = task "
+            "WHERE attempt.ended_ns >= ? AND attempt.ran_ns IS NOT NULL",
+            (since_ns,),
+        )
+        for row in rows:
+            name = json.loads(row["terms"])[by] or "-"
+            one = sums.setdefault(name, [Fraction(0), Fraction(0), Fraction(0)])
+            one[0] += 1
+            one[1] += len(json.loads(row["cpus"])) * row["ran_ns"]
+            one[2] += Fraction(row["gpu_amount"]) * row["ran_ns"]
+        found = [
+            {by: name, "attempts": int(count), "core_s": float(cores / 10**9),
+             "gpu_s": float(gpus / 10**9)}
+            for name, (count, cores, gpus) in sums.items()
+        ]  # fmt: skip
+        return sorted(found, key=lambda row: (-row["gpu_s"], -row["core_s"]))
+
     def environment(self, number: int) -> bytes:
         """Return an environment as `submit` has it."""
         (row,) = self._db.execute("SELECT variables FROM environment WHERE id = ?", (number,))

@@ -27,6 +27,7 @@ __all__ = [
     "ChangeTask",
     "Greet",
     "ListTasks",
+    "ReportTasks",
     "ShowTask",
     "SubmitTask",
     "TaskAnswer",
@@ -140,6 +141,15 @@ class AskQueues(NamedTuple):
     """Ask for nodes and queues; answered with a map: "nodes", "queues", "control"."""
 
     request: _Request
+
+
+@_from_client(8)
+class ReportTasks(NamedTuple):
+    """Ask what tasks had of cores and GPUs; answered with a map: "rows", the largest use first."""
+
+    request: _Request
+    by: Annotated[str, choice("user", "program", "category"), "a row for each of these"]
+    since_s: Annotated[int, uint(40), "of attempts that ended then or later, seconds since 1970"]
 
 
 @_from_runner(64)

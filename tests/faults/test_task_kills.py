@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.task_kills import PROGRAM, campaign
+from campaigns.task_kills.run import PROGRAM, kill_tasks
 
 pytestmark = pytest.mark.ci
 
 
 def test_no_task_is_lost_or_run_twice_unannounced() -> None:
-    problems, about = campaign(kills=15, tasks=20, seed=2)
-    assert problems == [], about
+    found = kill_tasks(kills=15, tasks=20, seed=2)
+    assert found["wrong"] == [], found
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ def test_no_task_is_lost_or_run_twice_unannounced() -> None:
     ],
 )
 def test_it_notices_what_is_wrong(program: str, problem: str) -> None:
-    problems, _ = campaign(kills=0, tasks=1, seed=3, program=program)
-    assert [problem in one for one in problems] == [True]
+    found = kill_tasks(kills=0, tasks=1, seed=3, program=program)
+    assert [problem in one for one in found["wrong"]] == [True]

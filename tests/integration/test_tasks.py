@@ -125,6 +125,31 @@ def test_tasks_go_on_without_their_runner(world: TaskWorld) -> None:
     assert [world.show(task)["attempt"] for task in (first, second, third)] == [1, 1, 1]
 
 
+def test_use_is_added_up(world: TaskWorld) -> None:
+    task = world.submit("--wait", "--category", "x", "--", "sleep", "0.2")
+    (attempt,) = world.show(task)["attempts"]
+    (row,) = json.loads(world.gpuctl("report", "--json", "--by", "category"))["rows"]
+    assert row == {"category": "x", "attempts": 1, "core_s": attempt["ran_s"], "gpu_s": 0.0}
+    assert attempt["ran_s"] >= 0.2
+    assert "x" in world.gpuctl("report", "--by", "category", "--since", "1h")
+
+
+def test_a_damaged_database_is_told_and_left_alone(world: TaskWorld) -> None:
+    world.gpuctl("list")
+    world.kill_runner()
+    kept = world.tasks / "tasks.sqlite"
+    good = {path: path.read_bytes() for path in world.tasks.glob("tasks.sqlite*")}
+    for path in good:
+        path.unlink()
+    kept.write_bytes(b"no database at all" * 100)
+    said = world.gpuctl("list", status=3)
+    assert "could not be started" in said
+    assert "move it away" in said
+    assert kept.read_bytes() == b"no database at all" * 100
+    for path, content in good.items():
+        path.write_bytes(content)
+
+
 def test_bad_input_is_refused_with_what_to_do(world: TaskWorld) -> None:
     cores = len(os.sched_getaffinity(0))
     assert "nonsense: command not found" in world.gpuctl("submit", "--", "nonsense", status=1)

@@ -346,7 +346,49 @@ def why(number: _TaskArgument, as_json: JsonOption = False) -> None:
         say(line)
 
 
-COMMANDS = ("submit", "list", "show", "log", "cancel", "hold", "release", "queue", "why")
+@task.command()
+def report(
+    by: Annotated[
+        str, typer.Option("--by", metavar="WORD", help="A row for each user, program or category.")
+    ] = "program",
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Of the last 24h or 7d; by default of all.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up the core-hours and GPU-hours of attempts that have ended, without time frozen."""
+    from gpud.wire.task_messages import ReportTasks
+
+    if by not in ("user", "program", "category"):
+        raise typer.BadParameter(f"--by is user, program or category, not {by!r}")
+    start = 0 if since is None else max(0, int(time.time() - _seconds(since)))
+    with _runner() as runner:
+        answer = runner.ask(ReportTasks, by=by, since_s=start)
+    if as_json:
+        emit(answer)
+        return
+    hours = [
+        {**row, "core_h": f"{row['core_s'] / 3600:.2f}", "gpu_h": f"{row['gpu_s'] / 3600:.2f}"}
+        for row in answer["rows"]
+    ]
+    columns = (
+        Column(by, by),
+        Column("attempts", "attempts", right=True),
+        Column("core_h", "core-hours", right=True),
+        Column("gpu_h", "GPU-hours", right=True),
+    )
+    print_table(columns, hours, "nothing has ended")
+
+
+COMMANDS = (
+    "submit", "list", "show", "log", "cancel", "hold", "release", "queue", "why", "report",
+)  # fmt: skip
 """Names of the commands, which take ``--json`` also before them."""
 
 

@@ -51,5 +51,9 @@ class Control:
         """Let them go on."""
         send(attempt.processes(), signal.SIGCONT)
 
+    def about(self, attempt: Attempt) -> str:
+        """Return what is known of an attempt's end beside its status; empty: nothing."""
+        return ""
+
     def remove(self, attempt: str) -> None:
         """Remove what was prepared for an attempt that has ended."""

@@ -27,9 +27,9 @@ from gpud.tasks.core.lifecycle import ENDED
 from gpud.tasks.core.scheduler import TaskScheduler
 from gpud.tasks.core.settings import Settings
 from gpud.tasks.runner.attempts import Attempt, Attempts, Outcome
-from gpud.tasks.runner.control import Control
+from gpud.tasks.runner.cgroups import find_control
 from gpud.tasks.runner.gpus import GPUs
-from gpud.tasks.runner.processes import MARK, boot_id
+from gpud.tasks.runner.processes import MARK, boot_id, resident_bytes
 from gpud.tasks.store import TaskStore
 from gpud.wire.socket_path import socket_path
 from gpud.wire.task_messages import SubmitTask
@@ -39,6 +39,7 @@ __all__ = ["Runner"]
 _NODE = 0
 _RETRY_S = 1.0
 _LOOK_S = 1.0
+_MEMORY_S = 5.0
 _GRACE_S = 10.0
 _OUTPUT_BYTES = 64 << 20
 
@@ -59,7 +60,7 @@ class Runner:
         self.store = TaskStore(folder / "tasks.sqlite")
         self.scheduler = TaskScheduler(settings)
         self.attempts = Attempts(folder / "attempts", self._attempt_ended)
-        self.control = Control()
+        self.control = find_control()
         self.gpus = GPUs(self.store)
         self._boot = boot_id()
         self._feeding = asyncio.Lock()
@@ -92,6 +93,7 @@ class Runner:
         for row in sorted(self.store.unfinished(), key=_restored_in_order):
             await self._restore(row)
         self._begin(self._watch_gpus())
+        self._begin(self._measure_memory())
 
     def close(self) -> None:
         """Leave the tasks that run to the next runner."""
@@ -148,7 +150,8 @@ class Runner:
         task = self.scheduler.tasks.get(attempt.task)
         now_ns = time.time_ns()
         ran_ns = None if task is None else task.ran_until(now_ns)
-        said = "; ".join(filter(None, [outcome.problem, outcome.notes]))
+        told = self.control.about(attempt)
+        said = "; ".join(filter(None, [outcome.problem, told, outcome.notes]))
         if outcome.dropped_bytes:
             said += f"{'; ' if said else ''}{outcome.dropped_bytes} bytes of output were dropped"
         with suppress(InternalError), self.store.transaction():
@@ -159,7 +162,7 @@ class Runner:
         self.control.remove(attempt.folder.name)
         await self.feed(ev.TaskEnded(
             now_ns, attempt.task, attempt.number, outcome.status, outcome.stopped,
-            outcome.problem, outcome.lost,
+            outcome.problem or told, outcome.lost,
         ))  # fmt: skip
 
     async def _node_changed(self) -> None:
@@ -178,6 +181,22 @@ class Runner:
             if any(task.is_gpu for task in self.scheduler.tasks.values()):
                 if await self.gpus.look():
                     await self._node_changed()
+
+    async def _measure_memory(self) -> None:
+        """Tell what CPU tasks have of the memory, which they keep when they are frozen."""
+        while True:
+            await asyncio.sleep(_MEMORY_S)
+            running = {
+                number: attempt
+                for number, attempt in self.attempts.running.items()
+                if number in self.scheduler.tasks and not self.scheduler.tasks[number].is_gpu
+            }
+            if running and self.gpus.names:
+                sizes = tuple(
+                    (number, resident_bytes(attempt.processes()))
+                    for number, attempt in running.items()
+                )
+                await self.feed(ev.MemoryMeasured(time.time_ns(), _NODE, sizes))
 
     async def _restore(self, row: Mapping[str, Any]) -> None:
         """Take over a task: one that runs is adopted, one that was never begun is queued."""

@@ -27,6 +27,7 @@ from gpud.wire.task_messages import (
     ChangeTask,
     Greet,
     ListTasks,
+    ReportTasks,
     ShowTask,
     SubmitTask,
     TaskAnswer,
@@ -119,6 +120,9 @@ class RunnerServer:
                 return await runner.change(message.task, message.action, message.by)
             case AwaitTask():
                 return await runner.ended(message.task)
+            case ReportTasks():
+                since_ns = message.since_s * 1_000_000_000
+                return {"rows": runner.store.report(message.by, since_ns)}
             case AskQueues():
                 return runner.queues()
         raise ProtocolError(f"{type(message).__name__} is no request")

@@ -1,6 +1,6 @@
 """Kills runners, shepherds and programs of tasks at random moments, and counts what became of all.
 
-    python -m tests.faults.task_kills [--kills 1000] [--tasks 300] [--seed 1]
+    python -m campaigns.run task_kills
 
 Each task's program writes down that it begins and that it ends. In the end every task must have
 ended, no program may have begun more often than attempts of its task were told, what is done must
@@ -9,13 +9,11 @@ have written its end, and no process may be left.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from campaigns.frame import Campaign, Figures, Plan, together
 from gpud.errors import ConnectionLost, GpudError
 from gpud.wire.task_messages import ListTasks, ShowTask, SubmitTask
 from gpud_client.tasks.runner_client import RunnerClient
@@ -33,7 +32,7 @@ _LIMIT_S = 120.0
 PROGRAM = 'echo begin >> "$0"; sleep "$1"; echo end >> "$0"'
 
 
-class Campaign:
+class TaskKills:
     """A runner of its own in a folder of its own, with tasks that are killed.
 
     Args:
@@ -42,7 +41,7 @@ class Campaign:
     """
 
     def __init__(self, seed: int, program: str = PROGRAM) -> None:
-        self._chance = random.Random(seed)
+        self.chance = random.Random(seed)
         self._program = program
         self.folder = Path(tempfile.mkdtemp(prefix="gpud-", dir="/tmp"))
         (self.folder / "marks").mkdir()
@@ -53,10 +52,10 @@ class Campaign:
 
     def submit(self) -> None:
         """Submit one task; a runner that is killed meanwhile may have kept it."""
-        number = len(list((self.folder / "marks").iterdir())) + self._chance.randrange(10**9)
+        number = len(list((self.folder / "marks").iterdir())) + self.chance.randrange(10**9)
         mark = self.folder / "marks" / str(number)
         mark.touch()
-        command = ["sh", "-c", self._program, str(mark), f"{self._chance.uniform(0, 0.1):.3f}"]
+        command = ["sh", "-c", self._program, str(mark), f"{self.chance.uniform(0, 0.1):.3f}"]
         with RunnerClient() as runner:
             row = runner.ask(
                 SubmitTask, **terms(command, retries=3), **surroundings(directory=self.folder)
@@ -72,12 +71,12 @@ class Campaign:
         shepherds += [pid for pid in self._shepherds() if pid not in shepherds]
         programs = [pid for shepherd in shepherds for pid in children(shepherd)]
         kinds = {"runner": [runner] if runner else [], "shepherd": shepherds, "program": programs}
-        kind = self._chance.choice([name for name, pids in kinds.items() if pids] or ["none"])
+        kind = self.chance.choice([name for name, pids in kinds.items() if pids] or ["none"])
         if kind == "none":
             return
         self._pids.update(dict.fromkeys([*shepherds, *programs]))
         with suppress(ProcessLookupError):
-            os.kill(self._chance.choice(kinds[kind]), signal.SIGKILL)
+            os.kill(self.chance.choice(kinds[kind]), signal.SIGKILL)
             self.killed[kind] += 1
 
     def _runner(self) -> int | None:
@@ -138,40 +137,60 @@ class Campaign:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def campaign(kills: int, tasks: int, seed: int, program: str = PROGRAM) -> tuple[list[str], str]:
-    """Submit tasks and kill meanwhile; returns the problems, and a line about what happened."""
-    made = Campaign(seed, program)
+def kill_tasks(kills: int, tasks: int, seed: int, program: str = PROGRAM) -> Figures:
+    """Submit so many tasks and kill meanwhile; returns the figures of the campaign."""
+    made = TaskKills(seed, program)
+    began_s = time.monotonic()
     try:
-        while sum(made.killed.values()) < kills or len(made.tasks) < tasks:
+        while made.killed.total() < kills or len(made.tasks) < tasks:
             with suppress(ConnectionLost, GpudError):
-                if len(made.tasks) < tasks or made._chance.random() < 0.2:
+                if len(made.tasks) < tasks or made.chance.random() < 0.2:
                     made.submit()
-            if sum(made.killed.values()) < kills and made._chance.random() < 0.6:
-                time.sleep(made._chance.uniform(0, 0.05))
+            if made.killed.total() < kills and made.chance.random() < 0.6:
+                time.sleep(made.chance.uniform(0, 0.05))
                 made.kill()
         rows = made.settle()
-        states = Counter(row["state"] for row in rows)
-        attempts = sum(len(row["attempts"]) for row in rows)
-        about = (
-            f"{len(rows)} tasks in {attempts} attempts, killed {dict(made.killed)}: {dict(states)}"
-        )
-        return made.problems(rows), about
+        return {
+            "kills": made.killed.total(),
+            "seed": seed,
+            "by_kind": dict(sorted(made.killed.items())),
+            "tasks": len(rows),
+            "attempts": sum(len(row["attempts"]) for row in rows),
+            "ended_as": dict(sorted(Counter(row["state"] for row in rows).items())),
+            "seconds": round(time.monotonic() - began_s, 1),
+            "wrong": made.problems(rows),
+        }
     finally:
         made.close()
 
 
-def main() -> int:
-    """Run it as the options say; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--tasks", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    problems, about = campaign(options.kills, options.tasks, options.seed)
-    print(about)
-    print("\n".join(problems) or "no task lost, none run unannounced, no process left")
-    return 1 if problems else 0
+def measure(plan: Plan) -> Figures:
+    """Run it with three tasks for every ten kills, so that many of them are killed again."""
+    return kill_tasks(plan.count, max(20, plan.count * 3 // 10), plan.seed)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def report(found: Figures) -> None:
+    """Print the figures."""
+    print(f"{found['kills']:,} kills: {found['by_kind']}, in {found['seconds']} s")
+    print(f"{found['tasks']:,} tasks in {found['attempts']:,} attempts: {found['ended_as']}")
+
+
+def _added(past: Figures, found: Figures) -> Figures:
+    return together(
+        past, found, sums=("kills", "tasks", "attempts", "seconds"),
+        counts=("by_kind", "ended_as"), joined=("wrong",),
+    )  # fmt: skip
+
+
+TASK_KILLS = Campaign(
+    "task_kills",
+    "Kills runners, shepherds and programs of tasks",
+    unit="kills",
+    count=1000,
+    few=30,
+    measure=measure,
+    report=report,
+    wrong=lambda found: found["wrong"],
+    add=_added,
+    device="",
+)
