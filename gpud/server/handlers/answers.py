@@ -74,7 +74,8 @@ class Answers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: OrderedDict[Session, deque[_Work]] = OrderedDict()
+        self._waiting: dict[Session, deque[_Work]] = {}
+        self._order: OrderedDict[int, OrderedDict[Session, None]] = OrderedDict()  # by account
 
     def __len__(self) -> int:
         """How many sessions wait for an answer."""
@@ -105,13 +106,16 @@ class Answers:
             waiting.append(work)
         elif not self._advance(session, work):
             self._waiting[session] = deque([work])
+            self._order.setdefault(session.account, OrderedDict())[session] = None
             session.stream.pause()
             if len(self._waiting) == 1:
                 self._loop.call_soon(self._next_slice)
 
     def _next_slice(self) -> None:
-        """Run one slice of the next session's answer."""
-        session, waiting = next(iter(self._waiting.items()))
+        """Run one slice of the next answer: users take turns, and each user's sessions."""
+        account, sessions = next(iter(self._order.items()))
+        session = next(iter(sessions))
+        waiting = self._waiting[session]
         if not session.gone and session.stream.hung_up():
             session.stream.abort("closed by the peer")
         if session.gone:
@@ -119,10 +123,14 @@ class Answers:
         elif self._advance(session, waiting[0]):
             waiting.popleft()
         if waiting:
-            self._waiting.move_to_end(session)
+            sessions.move_to_end(session)
         else:
-            del self._waiting[session]
+            del self._waiting[session], sessions[session]
             session.stream.resume()
+        if sessions:
+            self._order.move_to_end(account)
+        else:
+            del self._order[account]
         if self._waiting:
             self._loop.call_soon(self._next_slice)
 

@@ -21,6 +21,7 @@ from gpud.errors import FrameError, GpudError, ProtocolError
 from gpud.server.handlers.submission import refuse
 from gpud.server.ipc.event_loop import STALLS
 from gpud.server.ipc.stream import Limits, Outbox, Stream
+from gpud.server.ipc.user_turns import UserTurns
 from gpud.server.state.access import Peer
 from gpud.server.state.quota import User
 from gpud.server.state.session import Session, internal_error
@@ -47,6 +48,7 @@ class Connection:
         outbox: of the event loop.
         handlers: what to do for each message.
         most_bytes: the largest message.
+        turns: those of the user, for all of its connections.
         on_hello: called with the connection's stream and a valid `Hello`; opens the session and
             returns it, with the message that answers.
         on_end: called once when the connection has ended, with the reason.
@@ -64,6 +66,7 @@ class Connection:
         handlers: Handlers,
         *,
         most_bytes: int,
+        turns: UserTurns,
         on_hello: Callable[[Peer, Stream, wm.Hello], tuple[Session, wm.Welcome]],
         on_end: Callable[[Connection, str], None],
     ) -> None:
@@ -84,6 +87,7 @@ class Connection:
             on_end=self._on_end,
             on_broken=self._on_broken,
             on_buffered=self._on_buffered,
+            turns=turns,
         )
         self._hello_timer: asyncio.TimerHandle | None = outbox.loop.call_later(
             _HELLO_S, self._hello_timed_out

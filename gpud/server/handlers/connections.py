@@ -26,6 +26,7 @@ from gpud.server.handlers.followers import Followers
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.ipc.stream import Outbox, Stream
+from gpud.server.ipc.user_turns import UserTurns
 from gpud.server.shared import SharedState
 from gpud.server.state.access import Peer, may_manage, user_name
 from gpud.server.state.arenas import MemoryExcess
@@ -74,6 +75,7 @@ class Connections:
         self._runner = runner
         self._followers = followers
         self._open: dict[Connection, None] = {}
+        self._turns: dict[int, UserTurns] = {}  # by user
         self.all_ended = asyncio.Event()
         self.all_ended.set()
 
@@ -85,6 +87,7 @@ class Connections:
     def accept(self, sock: socket.socket, peer: Peer) -> None:
         """Take a new connection; it is closed with an error if it is over a limit."""
         user = self._state.users.user(peer.uid)
+        turns = self._turns.setdefault(user.uid, UserTurns(self._outbox.loop))
         connection = Connection(
             sock,
             peer,
@@ -92,12 +95,13 @@ class Connections:
             self._outbox,
             self._handlers,
             most_bytes=self._state.config.max_message_bytes,
+            turns=turns,
             on_hello=self._open_session,
             on_end=self._connection_ended,
         )
         self._open[connection] = None
         self._state.descriptors.connections += 1
-        user.connections += 1
+        user.connections = turns.connections = user.connections + 1
         self.all_ended.clear()
         try:
             self._check_count(peer)
@@ -214,7 +218,11 @@ class Connections:
         self._state.descriptors.connections = len(self._open)
         if not self._open:
             self.all_ended.set()
-        connection.user.connections -= 1
+        user = connection.user
+        user.connections -= 1
+        self._turns[user.uid].connections = user.connections
+        if not user.connections:
+            del self._turns[user.uid]
         session = connection.session
         if session is None:
             self._state.users.forget_unused(connection.user)

@@ -36,6 +36,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from gpud.server.ipc.user_turns import UserTurns
 from gpud.wire.framing import FrameDecoder, FrameError
 
 __all__ = ["MESSAGES_PER_TURN", "Limits", "Outbox", "Stream"]
@@ -101,6 +102,7 @@ class Stream:
             The socket is closed then.
         on_broken: called when the peer has sent an invalid frame. Nothing more is read; the owner
             may still `send` a last message and must call `finish`.
+        turns: those of the peer's user; None: the peer is read from whenever it has sent something.
         on_buffered: called when the number of bytes kept for the peer has changed by at least
             `_REPORT_BYTES`, or to zero, with the change; the changes add up to zero before
             ``on_end``. It may end the stream.
@@ -117,6 +119,7 @@ class Stream:
         on_end: Callable[[str], None],
         on_broken: Callable[[FrameError], None] | None = None,
         on_buffered: Callable[[int], None] | None = None,
+        turns: UserTurns | None = None,
     ) -> None:
         sock.setblocking(False)
         self.sock = sock
@@ -130,6 +133,7 @@ class Stream:
         self._on_end = on_end
         self._on_broken = on_broken
         self._on_buffered = on_buffered
+        self._turns = turns
         self._reported_bytes = 0
         self._frames: list[bytes] = []
         self._descriptors: list[tuple[int, int]] = []  # (index in _frames, descriptor)
@@ -325,7 +329,24 @@ class Stream:
         if self._backlog is not None and not still:
             self._loop.call_soon(self._next_turn)
 
+    def take_turn(self) -> None:
+        """`resume`, and handle what has arrived at once: see `gpud.server.ipc.user_turns`."""
+        assert self._pauses > 0
+        self._pauses -= 1
+        if self._backlog is not None:
+            self._go_on()
+        elif not (self._pauses or self._throttled or self._input_closed):
+            self._read()
+        if not self.ended:
+            self._update_reading()
+
     def _readable(self) -> None:
+        if self._turns is None:
+            self._read()
+        else:
+            self._turns.read(self, self._read)
+
+    def _read(self) -> None:
         try:
             size = self.sock.recv_into(self._outbox.buffer)
         except (BlockingIOError, InterruptedError):
@@ -355,6 +376,12 @@ class Stream:
             self._report_buffered()
 
     def _next_turn(self) -> None:
+        if self._turns is None or self._backlog is None or self._throttled or self._pauses:
+            self._go_on()
+        else:
+            self._turns.read(self, self._go_on)
+
+    def _go_on(self) -> None:
         frames, self._backlog = self._backlog, None
         if frames is None or self.ended or self._input_closed:
             return

@@ -31,7 +31,7 @@ class Session:
     def __init__(self, number: int, outbox: Outbox) -> None:
         ours, self.client = socket.socketpair()
         self.client.setblocking(False)
-        self.number = number
+        self.number = self.account = number
         self.gone = False
         self.bodies: list[bytes] = []
         self.on_body: Callable[[bytes], None] = lambda body: None
