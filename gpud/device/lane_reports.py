@@ -44,7 +44,6 @@ class EndedLaunch(NamedTuple):
     """A launch whose end is reported with more than a completion.
 
     Attributes:
-        site: its launch site.
         state: ``done``, ``failed`` or ``cancelled``.
         progress: task blocks done, and their total.
         behind: the launch that had failed before, because of which it has: it did not begin.

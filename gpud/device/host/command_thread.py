@@ -52,7 +52,6 @@ class CommandThread:
     """Executes commands on its own thread.
 
     Args:
-        name: the thread's name.
         guarded: called with a function and a command; calls the function with the command and
             handles what it raises.
         dropped: called on the thread with a command that was dropped between two steps.

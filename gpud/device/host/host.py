@@ -68,7 +68,6 @@ class Host:
 
     Args:
         device: runs the jobs.
-        link: the connection to the front.
         on_lost: called with the reason when the host must end; default `end_process`.
         lane_hold_s: how long nothing must have come in a lane before it lends its share.
     """

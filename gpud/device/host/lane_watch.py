@@ -79,8 +79,6 @@ class LaneWatch:
     """Watches one lane of a device host.
 
     Args:
-        number: the lane's number as a job.
-        lane: the lane.
         lending: carries out plans, and reports.
         hold_s: how long nothing must have come before the lane lends its share.
         lost: called with an exception that nobody expects.

@@ -55,7 +55,6 @@ class HostLanes:
 
     Args:
         device: has them; its `open_lane` makes one.
-        link: the connection to the front.
         jobs: all jobs of the host by number, which lanes join.
         kernel: finds a loaded kernel by module number and name.
         new_job: makes the `RunningJob` of a command.

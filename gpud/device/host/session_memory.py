@@ -70,7 +70,6 @@ class SessionMemory:
 
     Args:
         device: maps arenas.
-        link: the connection to the front.
         guarded: called with a handler and a command; calls the handler and handles what it raises.
         jobs_of: returns the numbers of a session's jobs on the device.
 

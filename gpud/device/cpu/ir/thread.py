@@ -87,7 +87,6 @@ class Thread:
     """The registers of one thread inside one LLVM function.
 
     Args:
-        emitter: the function being written.
         storage: PTX register name -> LLVM type of its slot.
         addresses: special registers, symbols and state spaces.
         tags: metadata for every plain access of user memory, with its comma.

@@ -67,8 +67,6 @@ class Fragment:
     """How the lanes of a warp hold a matrix.
 
     Attributes:
-        rows, columns: Of the matrix.
-        type: Of its elements.
         slots: Elements in a lane.
         lines: ``row`` or ``col``: how ``wmma`` deals them out; empty: as ``mma`` has it.
         role: ``a``, ``b`` or ``c``.

@@ -24,8 +24,6 @@ class CompileRequest:
     """A kernel for one block shape.
 
     Attributes:
-        text: the program, PTX.
-        entry: the kernel's name.
         block: threads in x, y and z.
         arena: the memory that bounds checks allow; None: nothing is checked.
         heap: the heap of ``malloc``; None: the program has none of its own.
@@ -40,12 +38,7 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """The generated kernel's description, and an object file with its code.
-
-    Attributes:
-        generated: the description.
-        code: the object file.
-    """
+    """The generated kernel's description, and an object file with its code."""
 
     generated: GeneratedKernel
     code: bytes

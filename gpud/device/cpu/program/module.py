@@ -42,11 +42,8 @@ class CompiledKernel:
     """A kernel compiled for one block shape.
 
     Attributes:
-        name: the kernel's name.
-        shape: the block shape.
         generated: sizes and offsets that its blocks need.
         code: the functions that a block's header points to.
-        data: the module's variables.
     """
 
     name: str

@@ -27,8 +27,6 @@ class ModuleData:
     """The variables of one loaded module.
 
     Args:
-        module: the flattened program.
-        layout: the layout of its variables.
         ranges: (address, size) to store in gpud's own variables, by name; default: all memory.
 
     Attributes:

@@ -53,7 +53,6 @@ class PackedArguments:
 
     Args:
         address: address of the first argument.
-        reach: the memory that may be read.
     """
 
     def __init__(self, address: int, reach: ReadableRanges) -> None:

@@ -53,7 +53,6 @@ class BlockScheduler:
     Attributes:
         lock: guards all state here and in the runs.
         closed: whether the device is closed.
-        sms: the SMs.
         take_backs: of the lanes that lend their shares.
     """
 

@@ -42,10 +42,8 @@ class CPULane:
 
     Args:
         scheduler: places its blocks.
-        limits: of the device.
         descriptor: of the ring's file; it may be closed afterwards.
         occupancy: the lane's slices are 1/``occupancy`` of an SM.
-        priority: of its runs.
         observer: is told.
         exclusive: whole SMs that are the lane's alone; 0: none.
 

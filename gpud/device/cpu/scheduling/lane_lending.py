@@ -26,7 +26,6 @@ class LaneLending:
 
     Args:
         scheduler: places the lane's blocks; its lock guards this.
-        lane: the lane's record.
     """
 
     def __init__(self, scheduler: BlockScheduler, lane: LaneRecord) -> None:

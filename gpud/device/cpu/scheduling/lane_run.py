@@ -52,12 +52,7 @@ _SLICES, _STANDBY = RUN["slices"][0] // 4, SHARE["standby"][0] // 4
 
 
 class LaneRecord:
-    """The `LANE` record of a lane, by the names of its fields.
-
-    Attributes:
-        address: of the record.
-        sms: of the device.
-    """
+    """The `LANE` record of a lane, by the names of its fields."""
 
     def __init__(self, ring: int, sms: Sequence[VirtualSM], sites: int) -> None:
         self._memory = np.zeros(LANE_BYTES + 64, np.uint8)
@@ -106,7 +101,6 @@ class LaneSites:
 
     Attributes:
         all: in order; a launch record names one by its index.
-        address: of their `LAUNCH` records.
     """
 
     def __init__(self, limits: DeviceLimits) -> None:
@@ -219,7 +213,6 @@ class LaneRun(CPURun):
     """A run of a lane, until the lane's blocks have to leave.
 
     Attributes:
-        lane: its record.
         done: task blocks of the launch in which it ended, and their total.
     """
 

@@ -69,12 +69,8 @@ class _Planned:
 class TakeBack:
     """The take-back plan of a lane that lends its share; the block scheduler's lock guards it.
 
-    Args:
-        lane: its record.
-
     Attributes:
         run: the lane's present run, if it has one.
-        slices: that the lane has.
         steps: the plan; None: none has come.
         taken: jobs' numbers, and the slices that native code has taken from each, until somebody
             has asked; None: nothing was carried out.

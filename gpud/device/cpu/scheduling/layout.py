@@ -59,7 +59,6 @@ class _Plan(NamedTuple):
     """What all launches of a kernel with one block shape and shared memory size share.
 
     Attributes:
-        template: the beginning of the block's header.
         locals_at, shared_at, params_at: offsets of local memory, shared memory and parameters from
             the block's address.
         params_bytes: size of the parameters, without the hidden one.
@@ -115,7 +114,6 @@ class SequenceLayout:
         total: task blocks in all.
         largest: for each launch, the largest number of task blocks of it or a later one.
         occupancy: M of the sequence.
-        max_occupancy: the largest M of a launch.
         fixed: persistent blocks that no resize takes away: the most that a launch in form whole
             needs.
         fixed_launches: whether each launch cannot be resized once it runs.

@@ -50,8 +50,6 @@ class PersistentBlock:
     Attributes:
         address: of the header; what identifies the block in native code.
         words: 32-bit words from the record on; see `word_of`.
-        run: the run that has it now.
-        sm: the SM that has it now.
         index: its number in the run, `NONE` once it is released.
         counted: whether it takes room on its SM; not while it is on standby.
         owner: the owner of the data in its memory, see

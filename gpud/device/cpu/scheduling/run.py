@@ -64,7 +64,6 @@ class RunScheduler(Protocol):
 
     Attributes:
         lock: guards all runs.
-        sms: the SMs of the device.
     """
 
     lock: threading.RLock
@@ -88,7 +87,6 @@ class CPURun:
 
     Args:
         scheduler: places its blocks.
-        sequence: the launches to run.
         priority: runs of larger priority get room first.
         number: value of ``%gridid`` in the first launch.
         on_left: called after blocks have left, unless the run is over.
@@ -98,16 +96,13 @@ class CPURun:
     Both callbacks are called on an SM's thread or in `resize` and `end`, without any lock.
 
     Attributes:
-        layout: of the sequence.
         address: address of its `RUN` record.
         kept: blocks that are not released, by index.
         present: number of blocks on SMs.
         blocks_by_sm: how many of them each SM has.
         slices: slices allotted to it.
-        printed: the output of its blocks.
         error: what it failed with, or ``None``.
         over: whether it is over: no block is left, and none will start.
-        release_ns: the longest release so far.
         cost: capacity that a block takes of its SM, in units of `SM_CAPACITY`.
         cleared: indices of SMs where it must have no blocks.
         ways: nothing; see `gpud.device.interface.Run`.

@@ -44,8 +44,6 @@ class Context:
         index: the GPU's number in the driver's order, which ``CUDA_VISIBLE_DEVICES`` changes.
 
     Attributes:
-        driver: as given.
-        device: the driver's handle.
         least_priority, greatest_priority: of streams; the greatest is the smallest number.
         stack_bytes: local memory reserved per thread.
         watchdog: for calls that may wait for kernels.

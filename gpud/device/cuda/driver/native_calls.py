@@ -199,8 +199,6 @@ class NativeCalls:
 
     Args:
         driver: whose functions are called.
-        addresses: of `_FUNCTIONS`.
-        function: the compiled code.
     """
 
     def __init__(self, driver: Driver, addresses: list[int], function: Any) -> None:

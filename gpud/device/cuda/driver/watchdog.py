@@ -76,7 +76,7 @@ class DriverWatchdog:
 
         Args:
             halt: has all blocks leave; called by another thread, without any lock, once or more.
-            resume: called when no call is stuck any more, likewise.
+            resume: called when no call is stuck any more, by that thread too.
             idle: returns whether nothing is on the device; None: that is not known.
         """
         self._halt, self._resume, self._idle = halt, resume, idle or _never

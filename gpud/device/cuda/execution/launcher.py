@@ -62,14 +62,11 @@ class Launcher:
 
     Args:
         device: what the run knows of its device.
-        sequence: that is run.
-        tracker: that is given each launch.
         urgent: whether its streams have the highest priority.
         partition: the SMs that the run has exclusively; None: it has none.
 
     Attributes:
         cleared: SMs that the run was told to clear.
-        ways: see `gpud.device.interface.Run`.
     """
 
     def __init__(

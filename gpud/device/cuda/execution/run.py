@@ -43,7 +43,6 @@ class CUDARun:
 
     Args:
         device: what it knows of the device that it runs on.
-        sequence: that it runs.
         priority: more than 0: its streams have the highest priority.
         on_left: called after blocks have left, unless the run is over.
         on_over: called once when it is over.

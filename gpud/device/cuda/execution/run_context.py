@@ -26,7 +26,6 @@ class RunContext:
         watcher: polls them, and makes their callbacks.
         quiescer: says which of them may have no blocks now.
         partitioner: says where they may run.
-        arenas: of the sessions.
         check_open: raises RuntimeError if the device is closed.
         give_partition: takes back the partition of a run that is over; called with the lock.
     """

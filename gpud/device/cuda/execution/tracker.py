@@ -44,18 +44,15 @@ class RunTracker:
 
     Args:
         launches: those of the device.
-        sequence: that is run.
         urgent: whether its streams have the highest priority.
 
     Attributes:
         run: its words and records; None before its first launch, and when it is over.
         main: launches on the run's stream, in order.
         helpers: those on streams of their own, which help launches that are in `main`.
-        due: the number of the due launch.
         opened: whether the due launch is open; the first one is open from the beginning.
         stalled: whether a gate stayed closed, so that all behind it do.
         sliced: how many task blocks of the hosted launch have been begun.
-        first_block_ns, release_ns: see `gpud.device.interface.Run`.
     """
 
     def __init__(self, launches: ActiveLaunches, sequence: CUDASequence, urgent: bool) -> None:

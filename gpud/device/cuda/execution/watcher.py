@@ -59,9 +59,6 @@ class WatchedRun(PlacedRun, Protocol):
 class Watcher:
     """Polls the runs that have launches on the device, and makes their callbacks.
 
-    Args:
-        lock: the device's.
-
     Attributes:
         semaphore: a post ends the thread's sleep.
         compaction: makes room for online blocks.

@@ -18,10 +18,8 @@ class LaneParts:
 
     Args:
         device: what runs know of it.
-        preparation: of sequences.
         sms: how many it has.
         occupancy: the lane's slices are 1/``occupancy`` of an SM.
-        priority: of the lane's runs.
         partition: SMs that are the lane's alone; None: it shares SMs with others.
     """
 

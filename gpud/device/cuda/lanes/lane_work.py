@@ -78,7 +78,6 @@ class LaneWork:
         slices: how many it has.
         error: why it has ended, if it was not ended.
         ways: how its launches were queued, see `gpud.device.interface.Run`.
-        ring: from which they come.
     """
 
     def __init__(

@@ -38,8 +38,6 @@ class RingRecord(NamedTuple):
     """A launch that was read from a ring.
 
     Attributes:
-        number: of the launch in its lane.
-        site: its launch site.
         grid: task blocks in x, y, z.
         parameters: as many bytes as the site's kernel takes.
         limit_ms: how long its job may run; 0: as long as it takes.
@@ -66,7 +64,6 @@ class RingReader:
         descriptor: of the ring's file; it may be closed afterwards.
 
     Attributes:
-        number: of the next launch.
         tail: slots that were read.
     """
 

@@ -17,7 +17,6 @@ class ActiveLaunch:
     """One launch on the device.
 
     Attributes:
-        number: of the launch in its sequence.
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
         slot: its records, None if it has none.

@@ -49,18 +49,13 @@ class ActiveLaunches:
     """Everything that is launched on the device. Under the device's lock.
 
     Args:
-        context: of the device.
-        records: of launches.
         semaphore: posted when a stream reaches a `notify`.
-        gate: the gate's kernel.
         cooperative: the largest cooperative launch, in blocks, for an occupancy of 1; 0: the device
             has none.
         by_sm: whether released blocks empty whole SMs.
 
     Attributes:
-        records: as given.
         streams: streams and events of all launches.
-        gate_kernel: as given.
         wake: the function, and its argument, that a stream calls at a `notify`.
     """
 

@@ -65,7 +65,6 @@ class RecordPool:
     """Armed records of all sequences. Under the device's lock, but for what finalizers do.
 
     Args:
-        context: of the device.
         launches: which have events.
         host_blocks, device_blocks: memory for records.
         control_event: behind the last work that writes to records while kernels run.

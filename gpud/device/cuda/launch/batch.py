@@ -80,12 +80,9 @@ class BatchMaker:
     """What batches are made with. Under the device's lock.
 
     Args:
-        launches: of the device.
-        calls: of native code.
         graphs: None: batches are queued without.
 
     Attributes:
-        launches, calls, graphs: as given.
         counts: how often a batch was queued as a graph, or by native calls; and why launches were
             queued one by one.
     """
@@ -123,7 +120,6 @@ class Batches:
 
     Args:
         maker: None: launches are queued one by one.
-        page, block: the records' memory, see `gpud.device.cuda.launch.armed_records.ArmedRecords`.
     """
 
     def __init__(self, maker: BatchMaker | None, page: MappedBlock, block: DeviceBlock) -> None:

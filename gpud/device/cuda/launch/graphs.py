@@ -33,13 +33,7 @@ __all__ = ["Graphs"]
 
 
 class Graphs:
-    """Makes executable graphs. Under the device's lock.
-
-    Args:
-        context: of the device.
-        calls: with which commands are made.
-        streams: for captures.
-    """
+    """Makes executable graphs. Under the device's lock."""
 
     def __init__(self, context: Context, calls: NativeCalls, streams: StreamPool) -> None:
         self._context = context

@@ -19,7 +19,6 @@ class LaunchResources:
     """The resources that launches take, and give back when they are over.
 
     Attributes:
-        context: of the device.
         sms: how many it has.
         launches: everything that is launched on it.
         host_blocks, device_blocks, output_buffers: memory for records and output.

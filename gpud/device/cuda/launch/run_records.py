@@ -54,8 +54,6 @@ class CUDARunRecords:
         place: where its launches run; None: anywhere.
 
     Attributes:
-        stream: for its launches.
-        place: of the stream.
         unawaited: whether work is on the stream that no launch's end covers.
         bitmap: address of the bitmap of barred SMs.
     """

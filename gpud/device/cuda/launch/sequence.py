@@ -78,9 +78,7 @@ class PreparedLaunch(NamedTuple):
     """A launch of the sequence.
 
     Attributes:
-        kernel: to launch.
         form: how it is launched.
-        grid: the user's.
         block: threads in x, y, z.
         shared: dynamic shared memory of a block, in bytes.
         total: task blocks.
@@ -104,15 +102,12 @@ class CUDASequence:
     """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
 
     Args:
-        device: that they are prepared with.
-        specs: the launches.
         occupancy: M of the sequence; None: the least of its launches'.
         in_lane: whether the launches are a lane's, and no sequence to the user. M may be more than
             the least of theirs then, so that some slices are too few for a block.
 
     Attributes:
         launches: a description of each launch for messages.
-        prepared: the launches.
         before: task blocks of all launches before each.
         total: task blocks in all.
         occupancy: M of the sequence.
@@ -123,10 +118,8 @@ class CUDASequence:
         record_bytes: size of these records: the job records, the output record if a kernel prints,
             and the bitmap of barred SMs.
         output: offset of the output record from the first job record; 0: no kernel prints.
-        parameter_table: the parameters of all launches.
         tunings: how often the number of task blocks per claim of a launch has changed.
         arenas: first addresses of the arenas that its kernels access.
-        in_lane: as given.
         least_slices: with which each of its launches has a block.
     """
 

@@ -20,11 +20,7 @@ _FIRST_EVENTS = 16
 
 
 class StreamPool:
-    """Idle streams and events, and all that were created. Under the device's lock.
-
-    Args:
-        context: of the device.
-    """
+    """Idle streams and events, and all that were created. Under the device's lock."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

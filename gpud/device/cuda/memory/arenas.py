@@ -50,15 +50,12 @@ class CUDAArenas:
     """The arenas of one device. For one thread, but for `find`, `ranges` and `attach`.
 
     Args:
-        context: of the device.
         quiescer: keeps a session's kernels off the device while mappings change.
         idle: whether nothing is on the device.
         threaded: whether closed arenas are freed on a thread of their own, see `SerialExecutor`.
 
     Attributes:
-        context, quiescer: as given.
         zone: the memory that programs map in their turns.
-        staging: the buffers that copies go through.
 
     Raises:
         InvalidArgument: the GPU has no virtual memory management.

@@ -46,7 +46,6 @@ class MappedBlock:
     """Zeroed page-locked host memory that the GPU addresses; the interface's `Memory`.
 
     Attributes:
-        address: the same for both sides.
         view: the bytes, uint8.
         words: the same as uint32.
     """
@@ -88,7 +87,6 @@ class DeviceBlock:
     """Uninitialised memory on the GPU.
 
     Attributes:
-        address: on the device.
         size: in bytes.
     """
 

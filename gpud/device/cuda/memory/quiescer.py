@@ -67,7 +67,6 @@ class Quiescer:
     Runs that would begin meanwhile wait in the watcher.
 
     Args:
-        lock: the device's.
         watcher: has the runs that are on the device.
 
     Attributes:

@@ -87,7 +87,6 @@ class MappedPart:
 
     Args:
         descriptor: of the file, which is sealed: it does not shrink.
-        offset: of the part, in whole pages.
         size: of the part, in bytes.
 
     Raises:
@@ -114,9 +113,6 @@ class MappedPart:
 
 class Staging:
     """The page-locked buffer and its stream. For one thread at a time.
-
-    Args:
-        context: of the device.
 
     Raises:
         OutOfMemory: the buffer cannot be page-locked.

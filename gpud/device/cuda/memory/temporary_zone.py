@@ -32,7 +32,6 @@ class TemporaryZone:
     """The allocation. For one thread at a time.
 
     Args:
-        context: of the device.
         reserve: finds memory when none is left.
         staging: zeroes memory.
 

@@ -41,7 +41,6 @@ class VirtualMemory:
     """Virtual memory of one device, for one arena.
 
     Args:
-        context: of the device.
         reserve: finds memory when none is left.
         staging: zeroes memory.
 

@@ -20,7 +20,6 @@ class GreenContext:
     """A place: some units' SMs, and the green context that has them once it is made.
 
     Attributes:
-        units: the numbers of its units.
         numbers: of its SMs, as ``%smid`` reads; without those that belong to no unit.
         sms: how many SMs it has.
         made: whether the context has been made, so that it can be launched on.

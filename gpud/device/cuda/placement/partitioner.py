@@ -120,10 +120,8 @@ class Partitioner:
     Args:
         context: of the device, on which nothing runs yet.
         blocks: pool for the probe's memory.
-        lock: the device's.
 
     Attributes:
-        partitions: the possible sizes.
         numbers: of all SMs that are in partitions now.
         rest: where all other jobs' launches go; None: anywhere, or no SM is left for them.
     """

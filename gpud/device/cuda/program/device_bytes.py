@@ -16,7 +16,6 @@ class DeviceBytes:
     """Bytes in device memory: slices without a step, read and written by copies that wait.
 
     Attributes:
-        address: on the device.
         size: in bytes.
     """
 

@@ -78,8 +78,6 @@ class CUDAKernel:
 
     Attributes:
         module: it belongs to.
-        name: in the PTX.
-        handle: the driver's.
         parameters: with their offsets in the parameter buffer, without the structure of
             `gpud.device.cuda.program.by_value`.
         placed: all of them, as the driver takes them.
@@ -149,7 +147,6 @@ class CUDAModule:
     """A PTX program loaded on the GPU.
 
     Args:
-        context: to load it in.
         text: PTX, rewritten or not.
         arena: address and size of its session's arena; None: it may access all memory.
         blocks: pool for its heap, which returns there when the module is garbage-collected; None:
@@ -158,8 +155,6 @@ class CUDAModule:
         placed: address and size of the block of its variables; None: they are its own.
 
     Attributes:
-        context: as given.
-        arena: as given.
         checked_arena: address and size of the range that its bounds checks pass; None: it has none.
         sizes: bytes of each variable by name, without gpud's own.
 

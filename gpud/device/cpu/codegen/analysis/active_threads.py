@@ -54,7 +54,6 @@ class ActiveThreads:
     """The threads for which the instructions seen so far matter.
 
     Args:
-        shape: of the block.
         kept: registers that each thread spills at the stage's end.
         always: values that registers hold in every stage.
     """

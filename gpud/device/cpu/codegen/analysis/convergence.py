@@ -76,7 +76,6 @@ class Convergence:
     """Uniform registers and the treatment of varying branches of a prepared kernel.
 
     Args:
-        regions: of the kernel.
         private: names of variables that each thread has its own copy of.
 
     Attributes:

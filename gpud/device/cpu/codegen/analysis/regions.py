@@ -42,11 +42,7 @@ class CodeRegion:
 
 
 class CodeRegions:
-    """The cuts and regions of a prepared kernel.
-
-    Args:
-        entry: from `gpud.device.cpu.codegen.preparation.pipeline`.
-    """
+    """The cuts and regions of a prepared kernel."""
 
     def __init__(self, entry: ptx.Function) -> None:
         self.flow = ControlFlow(entry)

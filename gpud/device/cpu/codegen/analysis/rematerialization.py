@@ -55,8 +55,6 @@ class Rematerializable:
     """The registers that can be recomputed at each block.
 
     Args:
-        flow: the prepared kernel.
-        varying: its varying registers (`Convergence.varying`).
         inner: its inner blocks; registers defined there are not recomputed.
     """
 

@@ -76,12 +76,7 @@ class Stage:
 class StagePlan:
     """The stages of a kernel.
 
-    Args:
-        convergence: of the kernel.
-        shape: of its blocks.
-
     Attributes:
-        stages: by first block.
         values: register values that are known in every stage, by thread.
         entries: blocks at which threads may reconverge.
         divergence_points: blocks at which threads can be when they diverge.

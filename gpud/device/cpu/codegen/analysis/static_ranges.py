@@ -43,7 +43,6 @@ class StaticRanges:
 
     Args:
         made: all definitions, by register.
-        shape: of the kernel's blocks.
     """
 
     def __init__(self, made: Mapping[str, Sequence[ptx.Instruction]], shape: Shape) -> None:

@@ -75,7 +75,6 @@ class ThreadConstants:
     Args:
         made: all definitions, by register.
         unset: registers that some path reads before writing them.
-        shape: of the kernel's blocks.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class KernelAddresses:
     Args:
         emitter: the function being written; its first argument is ``ptr %b``, the block.
         shape: the block's dimensions, known at compile time.
-        module: the module's layout.
         thread: i32 index of the thread in its block, x fastest.
         tid: the thread's coordinates as i32, if the caller has them without division.
         parameters: offset by name of the kernel's parameters; empty in functions.

@@ -49,8 +49,6 @@ class BoundaryTile:
     """The extent of the tile of threads that run a body.
 
     Args:
-        emitter: the function being written.
-        body: its blocks.
         taken: whether the body is on the taken side of the branch.
 
     Attributes:

@@ -23,7 +23,6 @@ class EarlierValues:
     """The copied values of one stage.
 
     Args:
-        code: of the stage's threads.
         ordinal: order of each instruction (by identity) in the stage.
     """
 

@@ -294,11 +294,9 @@ class _Registers:
     """Facts about the registers of diverged threads, as sets of names or of bits.
 
     Args:
-        regions: of the kernel.
         cuts: blocks at which a diverged thread can resume: all those of one function.
 
     Attributes:
-        blocks: of their regions.
         names: all registers of diverged threads there.
     """
 

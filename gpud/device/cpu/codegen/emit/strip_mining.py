@@ -82,7 +82,6 @@ class StripMinedLoops:
     """The loops of `strip_mined_loops` among blocks that are generated together, for one thread.
 
     Args:
-        code: of the thread.
         loops: those of the kernel.
         labels: of the blocks that one thread runs by itself; a loop is included if all of its
             blocks are.

@@ -62,7 +62,6 @@ class CheckGrouping:
     """The values of registers within one basic block, as sums, and the groups that follow.
 
     Args:
-        flow: of the kernel.
         storage: LLVM types of its registers, by name.
         parameters: offsets of its parameters in the parameter buffer, by name.
     """

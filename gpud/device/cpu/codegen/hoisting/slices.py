@@ -66,7 +66,6 @@ class Slices:
     """The slices of one stage.
 
     Args:
-        stage: the stage being written.
         varying: its varying instructions, each with its block.
     """
 

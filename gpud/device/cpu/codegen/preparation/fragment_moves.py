@@ -111,8 +111,6 @@ class _Expansion:
     """The expansion of one instruction.
 
     Args:
-        ins: the instruction.
-        types: of the function's registers.
         reported: the check of the whole matrix before it.
         checked: whether accesses are checked.
     """

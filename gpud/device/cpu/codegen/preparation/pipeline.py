@@ -74,7 +74,6 @@ class Prepared:
     """A kernel ready for code generation.
 
     Attributes:
-        entry: the kernel with suspending functions inlined.
         functions: the remaining functions that it may call, by name.
     """
 

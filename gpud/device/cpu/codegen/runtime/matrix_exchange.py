@@ -132,10 +132,8 @@ class _Product:
     """Writes the parts of one exchange.
 
     Args:
-        emitter: of the function.
         pitch: bytes from one word's array to the next.
         base: LLVM value of the first word of the warp's first lane.
-        name: of the function.
     """
 
     def __init__(self, emitter: Emitter, pitch: int, base: str, name: str) -> None:

@@ -28,7 +28,6 @@ class ExchangeFunctions:
     """Writes the exchange functions of one kernel.
 
     Args:
-        layout: of its blocks.
         tags: metadata of accesses to the blocks' arrays.
 
     Attributes:
