@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from gpud.device.interface import LaunchSpec
-from gpud.errors import AdmissionError, InvalidArgument, LimitExceeded
+from gpud.errors import AdmissionError, LaneRefused, LimitExceeded, UnknownName
 from gpud.wire.lane_ring import MOST_SITES
 
 __all__ = ["check_share", "check_site"]
 
 
-def check_site(spec: LaunchSpec, sites: int) -> None:
+def check_site(spec: LaunchSpec, sites: int, replaces: int | None = None) -> None:
     """Check that a lane with so many launch sites can have one for this launch.
 
     Raises:
-        InvalidArgument: the kernel's form cannot run in a lane.
-        LimitExceeded: the lane has `MOST_SITES` launch sites.
+        LaneRefused: the kernel's form cannot run in a lane.
+        LimitExceeded: the lane has `MOST_SITES` launch sites, and it replaces none.
+        UnknownName: the lane has no launch site ``replaces``.
     """
     if spec.form == "whole":
-        raise InvalidArgument(
+        raise LaneRefused(
             f"{spec.kernel.name} is in form whole, which needs all its blocks at once, and a "
-            "lane's share may change: submit it as a job of another stream"
+            "lane's share may change: submit it as a job of another stream",
+            reason="whole",
         )
-    if sites >= MOST_SITES:
+    if replaces is not None:
+        if replaces >= sites:
+            raise UnknownName(f"the lane has {sites} launch sites, none {replaces}")
+    elif sites >= MOST_SITES:
         raise LimitExceeded(
-            f"the lane has {MOST_SITES} launch sites, for as many kernels and block shapes; close "
-            "it and open another",
+            f"the lane has {MOST_SITES} launch sites, for as many kernels and block shapes; have "
+            "this one replace one of them, or open another lane",
             limit="launch sites",
             value=MOST_SITES,
         )

@@ -11,6 +11,7 @@ __all__ = [
     "Draining",
     "FrameError",
     "InvalidArgument",
+    "LaneRefused",
     "LimitExceeded",
     "ProtocolError",
     "TaskFailed",
@@ -43,6 +44,20 @@ class InvalidArgument(CallerError, ValueError):
     """An argument or a setting has a value that is not allowed."""
 
     code = "invalid-argument"
+
+
+class LaneRefused(InvalidArgument):
+    """No lane can launch this kernel; a job of another stream can."""
+
+    code = "lane-refused"
+    fields: ClassVar[Mapping[str, str]] = {
+        "reason": "'whole', the form that needs all blocks at once, or 'checked', compiled for the "
+        "checking mode",
+    }
+    reason: str
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, reason=reason)
 
 
 class UnknownName(CallerError, LookupError):

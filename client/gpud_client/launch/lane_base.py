@@ -68,8 +68,9 @@ class LaneBase(LaneCompletions):
 
     # From `_stop` on, or with less `_room`, a submission looks for more.
     __slots__ = (
-        "_batches", "_closed", "_ended", "_error", "_failures", "_flags", "_head", "_heads",
-        "_opened", "_opening", "_room", "_sent", "_session", "_sites", "_stop", "_terms", "_writer",
+        "_batches", "_closed", "_ended", "_error", "_failures", "_flags", "_free_sites", "_head",
+        "_heads", "_opened", "_opening", "_room", "_sent", "_session", "_site_count", "_sites",
+        "_stop", "_terms", "_writer",
         "device",
     )  # fmt: skip
 
@@ -81,6 +82,8 @@ class LaneBase(LaneCompletions):
         self.device = device
         self._terms = terms
         self._sites: dict[Any, Any] = {}
+        self._site_count = 0
+        self._free_sites: list[int] = []  # whose kernels are used no more
         self._opening, self._closed = Signal(), Signal()
         self._sent = False  # that it is to be opened
         self._opened = self._ended = False
@@ -365,6 +368,9 @@ class LaneBase(LaneCompletions):
             ):
                 return False
             number, head = self._at, self._head
+            if site.number < 0:  # replaced meanwhile
+                return False
+            site.last = number
             site.record.pack_into(
                 self._map, ring.SLOTS_AT + head % ring.SLOTS * ring.SLOT_BYTES,
                 number & _MASK, site.number, *grid, site.size, self._flags, *values,

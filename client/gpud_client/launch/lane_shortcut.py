@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpud_client.launch.dimensions import MOST_BLOCKS, Dim, as_dim3
 from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_job_base import LaneJobBase
 
-__all__ = ["LaunchSite", "lanes_first"]
-
-
-class LaunchSite(NamedTuple):
-    """A launch site. ``record`` is None if its launches do not fit into a slot, or are checked."""
-
-    number: int
-    size: int
-    record: struct.Struct | None
+__all__ = ["lanes_first"]
 
 
 def lanes_first(submit: Callable[..., Any]) -> Callable[..., Any]:

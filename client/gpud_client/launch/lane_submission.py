@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 from gpud.units import Share
-from gpud.wire.lane_ring import INLINE_BYTES
-from gpud.wire.messages import PrepareLaunch
-from gpud_client.connection.pending import Operation, Request
+from gpud_client.connection.pending import Operation
 from gpud_client.devices import Device
 from gpud_client.launch.kernels import Launch
 from gpud_client.launch.lane_base import LaneBase
 from gpud_client.launch.lane_futex import check_machine
 from gpud_client.launch.lane_job_base import LaneJobBase
-from gpud_client.launch.lane_shortcut import LaunchSite
+from gpud_client.launch.lane_sites import LaunchSite, pinned, prepare, unpin, written
 from gpud_client.launch.shares import admissible
 from gpud_client.launch.submit_options import SubmitOptions, as_ns
 
@@ -24,7 +21,6 @@ __all__ = ["lane_terms", "submit_in_lane"]
 _UNIT = 32  # slices of an SM, of a lane
 _MOST_WEIGHT = 1000
 _MOST_MS = (1 << 32) - 1
-_RECORD = "<6I4xI"
 
 
 def submit_in_lane(
@@ -44,6 +40,24 @@ def submit_in_lane(
         yield [job for job in after if not job._settled]
     if session._core.checking is not None:
         session._core.checking.settle()
+    sites: list[LaunchSite] = []
+    try:
+        return (yield from _submit(session, launches, lane, (limit_ms, options["wait"]), sites))
+    finally:
+        unpin(lane, sites)
+
+
+def _submit(
+    session: Any,
+    launches: Sequence[Launch],
+    lane: LaneBase,
+    terms: tuple[int, bool],
+    sites: list[LaunchSite],
+) -> Operation[LaneJobBase]:
+    """Write launches, whose sites are added to ``sites`` and pinned.
+
+    ``terms``: the time limit in ms, 0 for none, and whether to wait while the ring is full.
+    """
     records: list[tuple[int, tuple[int, int, int], bytes]] = []
     allocations: list[Any] = []
     for launch in launches:
@@ -52,9 +66,10 @@ def submit_in_lane(
         kernel = launch.kernel
         if kernel._session is not session:
             raise ValueError(f"{launch!r} is of another session")
-        site = lane._sites.get((kernel, launch.block, launch.shared))
+        site = pinned(lane, launch)
         if site is None:
-            site = yield from _prepare(lane, launch)
+            site = yield from prepare(lane, launch)
+        sites.append(site)
         for array in launch._arrays:
             array._live_address()  # raises if it was freed
             allocations.append(array._allocation)
@@ -65,27 +80,12 @@ def submit_in_lane(
     totals = tuple([launch._total for launch in launches])
     job: LaneJobBase = lane._job_class(lane, what, sum(totals))
     job._totals = totals
-    yield from lane._write(job, records, allocations, limit_ms, wait=options["wait"])
+    limit_ms, wait = terms
+    try:
+        yield from lane._write(job, records, allocations, limit_ms, wait=wait)
+    finally:
+        written(lane, sites)
     return job
-
-
-def _prepare(lane: LaneBase, launch: Launch) -> Operation[LaunchSite]:
-    """Have the device make a launch site, and keep it."""
-    kernel = launch.kernel
-    packed = yield from kernel._pack(launch, lane.device)
-    index = kernel._indices[lane.device.index]
-    number, block, shared = packed.number, launch.block, launch.shared
-    answer = yield Request(
-        lambda request: PrepareLaunch(request, lane._number, number, index, block, shared)
-    )
-    size = len(launch._parameters)
-    usual = size <= INLINE_BYTES and lane._session._core.checking is None
-    record = struct.Struct(_RECORD + kernel._packer.layout) if usual else None
-    site = LaunchSite(int(answer.value), size, record)
-    lane._sites[kernel, block, shared] = site
-    if block[1:] == (1, 1):
-        lane._sites[kernel, block[0], shared] = site  # as most people write it
-    return site
 
 
 def _check_options(session: Any, lane: LaneBase, options: SubmitOptions) -> int:

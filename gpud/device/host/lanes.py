@@ -135,7 +135,8 @@ class HostLanes:
             command.shared, command.occupancy,
         )  # fmt: skip
         ticket = command.ticket
-        lane.add_site(spec, lambda site: self._link.send(m.Replied(ticket, site)))
+        replied = lambda site: self._link.send(m.Replied(ticket, site))  # noqa: E731
+        lane.add_site(spec, replied, command.replaces)
 
     def cancel(self, command: m.CancelLaneLaunch) -> None:
         """Execute `CancelLaneLaunch`."""

@@ -312,6 +312,9 @@ class AddLaunchSite(NamedTuple):
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
     occupancy: Annotated[int, uint(16), "M, as `MeasureKernel` replied"]
+    replaces: Annotated[
+        int | None, optional(uint(32)), "the launch site whose number it takes; nil: a new one"
+    ] = None
 
 
 @_front(22)

@@ -109,8 +109,9 @@ class LaneRequests:
 
         def command(ticket: int) -> hm.AddLaunchSite:
             return hm.AddLaunchSite(
-                ticket, job.id, module.number, entry, form, message.block, message.shared, occupancy
-            )
+                ticket, job.id, module.number, entry, form, message.block, message.shared,
+                occupancy, message.replaces,
+            )  # fmt: skip
 
         def replied(site: Any, error: GpudError | None) -> None:
             if error is None:

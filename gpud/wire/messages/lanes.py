@@ -52,7 +52,9 @@ class LaneOpened(NamedTuple):
 class PrepareLaunch(NamedTuple):
     """Make a launch site of a lane: a kernel with a block shape, which was measured before.
 
-    `Answer` holds its number, for launch records; it may wait for the lane's present launch.
+    `Answer` holds its number, for launch records; it may wait for the lane's present launch. A lane
+    has as many as `gpud.wire.lane_ring` says: then one that is used no more is replaced. A kernel
+    that no lane can launch is refused with the error `LaneRefused`, and is submitted as a job.
     """
 
     request: Request
@@ -61,6 +63,12 @@ class PrepareLaunch(NamedTuple):
     kernel: Annotated[int, uint(16), "index of the kernel in `Compiled`"]
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
+    replaces: Annotated[
+        int | None,
+        optional(uint(32)),
+        "a launch site of the lane, of which no launch is under way, whose number this one takes; "
+        "nil: it gets a new number",
+    ] = None
 
 
 @from_client(22)

@@ -24,14 +24,14 @@ from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
 from gpud.device.cpu.scheduling.lane_lending import LaneLending
-from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites
+from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites, LaunchSite
 from gpud.device.cpu.scheduling.lane_take_back import Step
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
 from gpud.device.lane_reports import EndedLaunch, LaneObserver, ring_error
 from gpud.device.lane_sites import check_share, check_site
 from gpud.device.record_wait import wake_shared
-from gpud.errors import AdmissionError, GpudError, InvalidArgument, JobTimeout
+from gpud.errors import GpudError, JobTimeout, LaneRefused
 from gpud.wire import lane_ring as ring
 
 __all__ = ["CPULane"]
@@ -73,6 +73,7 @@ class CPULane:
         self._lane = LaneRecord(self._ring.address, scheduler.sms, self._sites.address)
         self._sms = limits.sms
         self._pending: list[tuple[int, Callable[[int], None]]] = []
+        self._replacing: dict[int, LaunchSite] = {}
         self._run: LaneRun | None = None
         self._layout: LaneLayout | None = None
         self._ending = self._over = False
@@ -147,35 +148,43 @@ class CPULane:
 
     # -- launches
 
-    def add_site(self, spec: LaunchSpec, added: Callable[[int], None]) -> None:
+    def add_site(
+        self, spec: LaunchSpec, added: Callable[[int], None], replaces: int | None = None
+    ) -> None:
         """Prepare launches of a kernel with a block shape; ``added`` gets the site's number.
 
         It is called at once, or when the present launch is over.
 
+        Args:
+            spec: the launch.
+            added: the callback.
+            replaces: the site whose number it takes, when no block is there; None: a new number.
+
         Raises:
-            InvalidArgument: the kernel's form cannot run in a lane.
+            LaneRefused: the kernel's form cannot run in a lane.
             AdmissionError: the lane's share has no room for one of its blocks.
             LimitExceeded: the lane has `MOST_SITES` launch sites.
+            UnknownName: it has no site to replace.
             LaunchConfigError: as for any launch.
         """
         with self._scheduler.lock:
             number = len(self._sites.all)
-            check_site(spec, number)
-            site = self._sites.add(spec)
+            check_site(spec, number, replaces)
+            site = self._sites.make(spec)
             if site.layout.checked:
-                self._sites.all.pop()
-                raise InvalidArgument(
+                raise LaneRefused(
                     f"{site.name} was compiled for the checking mode, which lanes do not have: "
-                    "submit it as a job of another stream"
+                    "submit it as a job of another stream",
+                    reason="checked",
                 )
-            try:
-                check_share(
-                    site.name, site.layout.occupancy, self.slices, self._occupancy, self._sms
-                )
-            except AdmissionError:
-                self._sites.all.pop()
-                raise
+            check_share(site.name, site.layout.occupancy, self.slices, self._occupancy, self._sms)
             fits = self._run is not None and self._layout is not None and self._layout.fits(site)
+            fits = fits and replaces is None
+            if replaces is not None:
+                number = replaces
+                self._replacing[number] = site
+            else:
+                self._sites.put(number, site)
             if fits:
                 self._lane["site_count"] = number + 1
             else:
@@ -297,6 +306,9 @@ class CPULane:
     def _next_run(self) -> LaneRun:
         """Make the next run; with the lock."""
         layout, lane = self._layout, self._lane
+        for number, site in self._replacing.items():  # no block is there
+            self._sites.put(number, site)
+        self._replacing.clear()
         if layout is None or self._pending:
             layout = self._layout = LaneLayout(lane, self._sites.all, self._occupancy, self._sms)
         lane["retire"] = lane["printed"] = lane["unreported"] = lane["skipped"] = 0

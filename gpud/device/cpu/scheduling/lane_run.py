@@ -111,21 +111,24 @@ class LaneSites:
         self.address: int = self._memory.ctypes.data + skip
         self._view = self._memory.data[skip : skip + MOST_SITES * LAUNCH_BYTES]
 
-    def add(self, spec: LaunchSpec) -> LaunchSite:
-        """Add a launch site; its grid and parameters are of no account.
+    def make(self, spec: LaunchSpec) -> LaunchSite:
+        """Return a launch site for `put`; its grid and parameters are of no account.
 
         Raises:
             LaunchConfigError, KernelRejected: as for any launch.
         """
         layout = layout_of(self._limits, [spec._replace(grid=(1, 1, 1))], None)
+        return LaunchSite(layout.launches[0].name, spec.form, layout)
+
+    def put(self, number: int, site: LaunchSite) -> None:
+        """Have a launch site under a number: the next one, or that of another, unused one."""
+        layout = site.layout
         image = bytearray(layout.image[layout.launches_at :][:LAUNCH_BYTES])
         at = LAUNCH["users"][0]
         image[at : at + 4] = layout.params_bytes[0].to_bytes(4, "little")
-        first = len(self.all) * LAUNCH_BYTES
+        first = number * LAUNCH_BYTES
         self._view[first : first + LAUNCH_BYTES] = image
-        site = LaunchSite(layout.launches[0].name, spec.form, layout)
-        self.all.append(site)
-        return site
+        self.all[number : number + 1] = [site]
 
 
 class LaneLayout:

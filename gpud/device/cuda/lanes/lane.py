@@ -131,20 +131,35 @@ class CUDALane(LaneWork):
 
     # -- launches
 
-    def add_site(self, spec: LaunchSpec, added: Callable[[int], None]) -> None:
+    def add_site(
+        self, spec: LaunchSpec, added: Callable[[int], None], replaces: int | None = None
+    ) -> None:
         """Prepare launches of a kernel with a block shape; ``added`` gets the site's number.
 
+        Args:
+            spec: the launch.
+            added: the callback.
+            replaces: the site whose number it takes, once no launch of that is under way; None: it
+                gets a new number.
+
         Raises:
-            InvalidArgument: the kernel's form cannot run in a lane.
+            LaneRefused: the kernel's form cannot run in a lane.
             AdmissionError: the lane's share has no room for one of its blocks.
             LimitExceeded: the lane has `MOST_SITES` launch sites.
+            UnknownName: it has no site to replace.
             LaunchConfigError: as for any launch.
         """
-        check_site(spec, len(self._groups.sizes))
+        check_site(spec, len(self._groups.sizes), replaces)
         most = self._device.check_site(spec)
         check_share(spec.kernel.name, most, self.slices, self._occupancy, self._device.sms)
+        if replaces is not None:
+            with self._lock:
+                self._replacing.append((replaces, spec, added))
+            self.act()
+            return
         with self._lock:
-            number = self._groups.add(spec)
+            number = len(self._groups.sizes)
+            self._groups.put(number, spec)
         added(number)
 
     def cancel(self, number: int) -> None:

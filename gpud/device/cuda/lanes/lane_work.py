@@ -101,6 +101,7 @@ class LaneWork:
         self._refused: GpudError | None = None
         self._skips: set[int] = set()  # launches that are not to begin, or not to go on
         self._overdue: int | None = None
+        self._replacing: list[tuple[int, LaunchSpec, Callable[[int], None]]] = []
         # Of the thread that acts.
         self._waiting: deque[RingRecord] = deque()
         self._group: Group | None = None
@@ -159,6 +160,7 @@ class LaneWork:
         if self._ending or self.error is not None:
             self._finish()
             return False
+        self._replace()
         if self._lent:
             return False
         self._read()
@@ -170,6 +172,17 @@ class LaneWork:
             return self.ring.has_records
         self.ring.listen(listening=False)
         return self._skip_first() or self._begin()
+
+    def _replace(self) -> None:
+        """Replace the launch sites of which no launch is under way; there is no group."""
+        used = {record.site for record in self._waiting}
+        with self._lock:
+            ready = [one for one in self._replacing if one[0] not in used]
+            self._replacing = [one for one in self._replacing if one[0] in used]
+            for number, spec, _ in ready:
+                self._groups.put(number, spec)
+        for number, _, added in ready:
+            added(number)
 
     def _read(self) -> None:
         """Read the launches that have come, as many as a group may have."""

@@ -48,14 +48,15 @@ class LaunchGroups:
         self.sizes: list[int] = []
         self._kept: OrderedDict[Key, CUDASequence] = OrderedDict()
 
-    def add(self, spec: LaunchSpec) -> int:
-        """Add a launch site; returns its number."""
+    def put(self, number: int, spec: LaunchSpec) -> None:
+        """Have a launch site under a number: the next one, or that of another, unused one."""
         own = own_parameters(spec.kernel, spec.form)
         size = own[-1].offset + own[-1].size if own else 0
-        self._specs.append(spec)
-        self._joins.append(spec.form == "persistent" and not spec.kernel.prints)
-        self.sizes.append(size)
-        return len(self._specs) - 1
+        self._specs[number : number + 1] = [spec]
+        self._joins[number : number + 1] = [spec.form == "persistent" and not spec.kernel.prints]
+        self.sizes[number : number + 1] = [size]
+        for key in [key for key in self._kept if any(site == number for site, _ in key)]:
+            del self._kept[key]
 
     def site(self, number: int) -> LaunchSpec:
         """Return a launch site, with a grid and parameters of no account."""
