@@ -26,6 +26,7 @@ from gpud.server.handlers.message_table import message_table
 from gpud.server.handlers.metrics import metrics_text
 from gpud.server.handlers.programs import ProgramRequests
 from gpud.server.handlers.queries import Queries
+from gpud.server.handlers.residency import LoadedModules
 from gpud.server.handlers.submission import Submission
 from gpud.server.handlers.variables import VariableRequests
 from gpud.server.handlers.workload_rows import WorkloadRows
@@ -125,8 +126,9 @@ def make_parts(
         arguments=settings.compile_arguments(config),
         bounds_checks=config.bounds_checks,
     )
+    loaded = LoadedModules(devices)
     variables = VariableRequests(devices, state.arenas, config.max_message_bytes)
-    programs = ProgramRequests(devices, compiler, state.modules, state.arenas, variables)
+    programs = ProgramRequests(devices, compiler, state.modules, state.arenas, variables, loaded)
     answers = Answers(loop)
     followers = Followers(state.records)
     others = Others(scheduler, state.arenas, names=config.others == "names")
@@ -150,7 +152,7 @@ def make_parts(
         state, devices, runner, job_rows, device_rows, doctor, answers, others, configuration
     )
     handlers = message_table(
-        Submission(devices, state.jobs, runner, state.workloads),
+        Submission(devices, state.jobs, runner, state.workloads, loaded),
         programs,
         variables,
         MemoryRequests(state.arenas, devices),
@@ -161,7 +163,7 @@ def make_parts(
         Administration(state, devices, device_rows, runner, drain),
         WorkloadRequests(state.workloads, devices),
         configuration,
-        LaneRequests(devices, state.jobs, runner),
+        LaneRequests(devices, state.jobs, runner, loaded),
     )
     connections = Connections(state, outbox, handlers, devices, device_rows, runner, followers)
     text = partial(metrics_text, queries, state.history.totals)

@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from gpud.errors import LaunchConfigError
+from gpud.server.handlers import residency
 from gpud.wire import messages as wm
 from gpud.wire.framing import frame
 from tests.fake_host.host import Behaviour, FakeHost
@@ -199,6 +200,29 @@ async def test_an_unloaded_module_is_unknown_and_leaves_the_host(world: World) -
     assert (await client.expect(wm.Failed)).error["code"] == "unknown-name"
     client.submit(2, module)
     assert (await client.finished(2)).error["code"] == "unknown-name"
+
+
+async def test_the_host_has_the_modules_that_were_used_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are loaded again when they are needed; those that jobs use stay."""
+    monkeypatch.setattr(residency, "MOST_LOADED", 2)
+    client = await world.client()
+    first = await client.kernel("forever")
+    client.submit(1, first, stream=7, quota=(1, 1))
+    second, third, fourth = [await client.kernel(name) for name in ("b", "c", "d")]
+    assert set(world.host.modules) == {first, fourth}
+    client.submit(2, second, 8)
+    assert (await client.finished(2)).state == "done"
+    assert set(world.host.modules) == {first, second}
+    await client.measure(third, 64)
+    client.submit(3, second, 8)
+    assert (await client.finished(3)).state == "done"
+    assert set(world.host.modules) >= {first, second}
+    for module in (second, third, fourth):
+        client.send(wm.Unload(module))
+    await client.query("status")
+    world.host.kernels["forever"] = Behaviour()
 
 
 async def test_a_module_waits_for_its_jobs(world: World) -> None:

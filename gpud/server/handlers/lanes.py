@@ -13,6 +13,7 @@ from typing import Any
 from gpud.core.events import JobSubmitted, LaneCloseRequested
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError, InvalidArgument, UnknownName
+from gpud.server.handlers.residency import LoadedModules
 from gpud.server.handlers.submission import refuse
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
@@ -35,9 +36,13 @@ class LaneRequests:
         devices: by index.
         jobs: those that have not ended.
         runner: feeds the scheduler.
+        loaded: keeps the modules few that hosts have loaded.
     """
 
-    def __init__(self, devices: Devices, jobs: ActiveJobs, runner: Runner) -> None:
+    def __init__(
+        self, devices: Devices, jobs: ActiveJobs, runner: Runner, loaded: LoadedModules
+    ) -> None:
+        self._loaded = loaded
         self._devices = devices
         self._jobs = jobs
         self._runner = runner
@@ -114,10 +119,13 @@ class LaneRequests:
             )  # fmt: skip
 
         def replied(site: Any, error: GpudError | None) -> None:
+            module.pending -= 1
             if error is None:
                 job.sites[site] = module
             session.reply(message.request, site, error)
 
+        module.pending += 1
+        self._loaded.use(session, module)
         self._devices[job.device].requests.prepare_launch(
             module, (*shape, kernel.info.killable), command, replied
         )

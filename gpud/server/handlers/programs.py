@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpud.errors import GpudError, InvalidArgument, LimitExceeded
+from gpud.server.handlers.residency import LoadedModules
 from gpud.server.handlers.variables import REQUEST_BYTES, VariableRequests
 from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
 from gpud.server.hosts.compile_process import Source
@@ -20,8 +21,8 @@ from gpud.wire import messages as wm
 __all__ = ["ProgramRequests"]
 
 # Limits of one session, on what the front and the hosts keep.
-_MOST_MODULES = 4096
-_MOST_SHAPES = 1024
+_MOST_MODULES = 1 << 16
+_MOST_SHAPES = 1 << 14
 
 
 class ProgramRequests:
@@ -33,6 +34,7 @@ class ProgramRequests:
         modules: of all sessions, by number.
         arenas: counts the variables' memory.
         variables: gives the modules' variables their places.
+        loaded: keeps the modules few that hosts have loaded.
 
     Attributes:
         measuring: the turns of devices' users at having kernels compiled there.
@@ -45,6 +47,7 @@ class ProgramRequests:
         modules: Modules,
         arenas: Arenas,
         variables: VariableRequests,
+        loaded: LoadedModules,
     ) -> None:
         self.measuring = TaskTurns()
         self._devices = devices
@@ -52,6 +55,7 @@ class ProgramRequests:
         self._modules = modules
         self._arenas = arenas
         self._variables = variables
+        self._loaded = loaded
 
     def compile_program(self, session: Session, message: wm.Compile) -> None:
         """Handle `Compile`: answer `Compiled`."""
@@ -167,6 +171,7 @@ class ProgramRequests:
         shape = (message.kernel, message.block, message.shared, killable and kernel.info.killable)
 
         def on_reply(value: Any, error: GpudError | None) -> None:
+            module.pending -= 1
             session.host_memory.uncharge(REQUEST_BYTES)
             if session.gone:
                 return
@@ -189,6 +194,8 @@ class ProgramRequests:
             session.send(wm.Measured(message.request, *known))
             return
         session.host_memory.charge(REQUEST_BYTES, "this request")
+        module.pending += 1
+        self._loaded.use(session, module)
 
         def on_turn(done: Callable[[], None]) -> None:
             def on_measured(value: Any, error: GpudError | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from gpud.core.events import FailureSeen, JobRefused, JobSubmitted, LaunchShape
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import GpudError, InvalidArgument, LaunchConfigError, UnknownName, from_wire
+from gpud.server.handlers.residency import LoadedModules
 from gpud.server.hosts.devices import Devices
 from gpud.server.hosts.runner import Runner
 from gpud.server.state.job_tables import ActiveJobs
@@ -51,11 +52,18 @@ class Submission:
         jobs: those that have not ended.
         runner: feeds the scheduler.
         workloads: in whose memory arguments can lie.
+        loaded: keeps the modules few that hosts have loaded.
     """
 
     def __init__(
-        self, devices: Devices, jobs: ActiveJobs, runner: Runner, workloads: Workloads
+        self,
+        devices: Devices,
+        jobs: ActiveJobs,
+        runner: Runner,
+        workloads: Workloads,
+        loaded: LoadedModules,
     ) -> None:
+        self._loaded = loaded
         self._workloads = workloads
         self._devices = devices
         self._jobs = jobs
@@ -130,6 +138,8 @@ class Submission:
         job.follows = len(after)
         session.add_job(job)
         self._jobs[job_number] = job
+        for module, _ in sequence.needs:
+            self._loaded.use(session, module)
         deadline_ns = message.deadline_ns
         # The job's owner is notified of its end, maybe before this returns.
         self._runner.feed(

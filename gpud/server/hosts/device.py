@@ -320,6 +320,10 @@ class Device(DeviceStatus):
     def unload(self, module: Module) -> None:
         """Unload a module; none of its jobs is left."""
         module.forgotten = True
+        self.evict(module)
+
+    def evict(self, module: Module) -> None:
+        """Unload a module of which no job is left, until it is needed again."""
         self.registry.unload(module.number)
         self._loader.unload(module.number)
 

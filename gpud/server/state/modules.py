@@ -121,6 +121,7 @@ class Module:
         number: unique among all sessions; hosts and clients know the module by it.
         measured: (M, form) of each measured shape.
         forgotten: whether it was unloaded; its jobs have ended then.
+        pending: requests to its host that were not answered.
         variable_bytes: the size of its own variables on the device.
         variables_at: the address of those that lie in the session's arena; None: none do.
     """
@@ -130,6 +131,7 @@ class Module:
         "forgotten",
         "measured",
         "number",
+        "pending",
         "program",
         "session",
         "variable_bytes",
@@ -145,6 +147,7 @@ class Module:
         self.program = program
         self.measured: dict[Shape, tuple[int, str]] = {}
         self.forgotten = False
+        self.pending = 0
         placed = program.block.offsets
         self.variable_bytes = sum(n for name, n in program.symbols.items() if name not in placed)
         self.variables_at: int | None = None

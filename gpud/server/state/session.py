@@ -63,6 +63,7 @@ class Session:
         host_memory: the quota for what the daemon keeps for this session.
         memory: passes memory of arrays on to it.
         waiters: its pending compilations.
+        loaded: the modules that hosts may have loaded, least recently used first.
         blocks: (device, address) of its modules' variables, which are no arrays of the client's.
         gone: whether the client has disconnected; its jobs are being ended then.
         reports_begins: whether the client is told when a job begins.
@@ -93,6 +94,7 @@ class Session:
         self.send_with = stream.send_with
         self.opened_ns = time.monotonic_ns()
         self.modules: dict[int, Module] = {}
+        self.loaded: OrderedDict[Module, None] = OrderedDict()
         self.blocks: dict[tuple[int, int], None] = {}
         self.jobs: dict[int, SubmittedJob] = {}
         self.last_number = 0
@@ -155,6 +157,11 @@ class Session:
     def forget_module(self, module: Module) -> None:
         """Drop a module: its number is unknown from now on."""
         del self.modules[module.number]
+        self.forget_loaded(module)
+
+    def forget_loaded(self, module: Module) -> None:
+        """Drop what is known of a module on its host, as it is unloaded there."""
+        self.loaded.pop(module, None)
         for key in [
             key
             for key, sequence in self.sequences.items()
