@@ -20,12 +20,22 @@ from pathlib import Path
 from gpud_cuda.generate.messages import messages_header, messages_source
 from gpud_cuda.generate.names import driver_names, error_names
 from gpud_cuda.generate.ring import ring_header
+from gpud_cuda.generate.runtime_names import runtime_names
 
-__all__ = ["BuildError", "build", "build_stand_ins", "find_compiler", "find_headers"]
+__all__ = [
+    "BuildError",
+    "build",
+    "build_runtime",
+    "build_stand_ins",
+    "find_compiler",
+    "find_headers",
+]
 
 _HERE = Path(__file__).parent
 _SOURCES = _HERE / "source"
 _STAND_INS = _HERE / "standins"
+_RUNTIME = _HERE / "runtime"
+_RUNTIME_MAJOR = "13"  # of the headers: the runtime's structures differ between releases
 _FLAGS = (
     "-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", "-D_GNU_SOURCE",
     "-Wall", "-Wextra", "-Werror",
@@ -88,7 +98,33 @@ def build(folder: Path, *, flags: Sequence[str] = ()) -> Path:
     others = ["-Wl,-soname,libcuda.so", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
     _replace(folder / "libcuda.so", [*link, str(empty), *others, str(library)])
     build_stand_ins(folder, flags=flags)
+    build_runtime(folder, flags=flags)
     return library
+
+
+def build_runtime(folder: Path, *, flags: Sequence[str] = ()) -> None:
+    """Build ``libcudart.so.13``, for programs that link the runtime: ``nvcc -cudart shared``.
+
+    Args:
+        folder: where it goes, and ``libcuda.so.1`` is.
+        flags: as of `build`.
+
+    Raises:
+        BuildError: there is no compiler, there are no CUDA headers, or the compiler refuses.
+    """
+    include, compiler = find_headers(), find_compiler()
+    made = folder / "build"
+    names = made / "runtime_names.c"
+    names.write_text(runtime_names(include))
+    name = f"libcudart.so.{_RUNTIME_MAJOR}"
+    script = made / "runtime.map"
+    script.write_text((_RUNTIME / "runtime.map").read_text().replace("MAJOR", _RUNTIME_MAJOR))
+    sources = [*sorted(map(str, _RUNTIME.glob("*.c"))), str(names)]
+    options = [f"-I{_RUNTIME}", f"-isystem{include}", "-shared", f"-Wl,-soname,{name}"]
+    # The driver library of this folder, whatever the program that runs says of where to look.
+    options += [f"-Wl,--version-script={script}", "-Wl,-rpath,$ORIGIN"]
+    driver = str(folder / "libcuda.so.1")
+    _replace(folder / name, [*compiler, *_FLAGS, *flags, *options, *sources, driver])
 
 
 def build_stand_ins(folder: Path, *, flags: Sequence[str] = ()) -> None:

@@ -266,7 +266,7 @@ class Compilation:
         if len(texts) == 1 and not names_builtins(texts[0]):
             return texts[0]
         self.stage = "link"
-        return print_module(link([_verified(text) for text in texts]))
+        return print_module(link([_verified(text) for text in texts], self.request.sm))
 
     def _nvrtc(self) -> str:
         self.stage = "nvrtc"

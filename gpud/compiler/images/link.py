@@ -19,7 +19,7 @@ Properties:
     one_meaning: in the result every module-level name is defined at most once;
     same_code: a function differs from its file's in names only;
     found_or_named: what no file defines is an error that names it, apart from the functions of
-        devices (`KNOWN_EXTERNALS`), and from NVIDIA's device runtime (``cuda...``): kernels that
+        devices (`KNOWN_EXTERNALS`), and from NVIDIA's device runtime (``cuda...``, ``cnp...``): kernels that
         call that are rejected one by one;
     newest: ISA version and target are the highest of all files.
 
@@ -63,18 +63,21 @@ _FILE = re.compile(r"\.file\s+(\d+)")
 _LINE = re.compile(r"(\d+)(\s+\d+\s+\d+)")
 _TARGET = re.compile(r"(sm_|compute_)(\d+)(\w*)")
 _MOST_NAMES = 8
+_DEVICE_RUNTIME = ("cuda", "__cuda", "cnp")
 
 
-def link(files: Sequence[Module]) -> Module:
+def link(files: Sequence[Module], sm: int | None = None) -> Module:
     """Return one flat program of several.
 
     Args:
         files: as they were parsed; not changed.
+        sm: the device's compute capability times ten. A file for a newer one is left out if no
+            other needs it: nvcc links NVIDIA's device runtime to everything. None: not known.
 
     Raises:
         LinkError: a name is defined twice, not at all, or differently from its declaration.
     """
-    parts = [_Part(flatten_module(file)) for file in files]
+    parts = _without_newer([_Part(flatten_module(file)) for file in files], sm)
     builtins = _needed_builtins(parts)
     if builtins is not None:
         parts.append(_Part(flatten_module(builtins)))
@@ -88,6 +91,17 @@ def link(files: Sequence[Module]) -> Module:
         files[0].address_size,
         list(_items(parts, chosen)),
     )
+
+
+def _without_newer(parts: list[_Part], sm: int | None) -> list[_Part]:
+    """Leave out files for newer devices that no other file needs."""
+    if sm is None:
+        return parts
+    newer = [part for part in parts if _newness(part.module.target[0])[0] > sm]
+    others = [part for part in parts if part not in newer]
+    needed = {item.name for part in others for item in part.declared()}
+    kept = [part for part in newer if any(item.name in needed for item in part.defined())]
+    return [part for part in parts if part in others or part in kept] if others else parts
 
 
 class _Part:
@@ -271,7 +285,7 @@ def _check_found(parts: Sequence[_Part], chosen: Mapping[str, Item]) -> None:
             if item.name not in chosen
             and not (isinstance(item, Variable) and item.space == "shared")
             and item.name not in KNOWN_EXTERNALS
-            and not item.name.startswith(("cuda", "__cuda"))
+            and not item.name.startswith(_DEVICE_RUNTIME)
         }
         if open_names:
             used = dict.fromkeys(_used(part.defined()))
@@ -404,11 +418,12 @@ def _with_lines(function: Function, first_file: int) -> Function:
 
 def _target(parts: Sequence[_Part]) -> tuple[str, ...]:
     """Return the newest target, with the options of all."""
-
-    def newness(name: str) -> tuple[int, str]:
-        match = _TARGET.fullmatch(name)
-        return (-1, "") if match is None else (int(match[2]), match[3])
-
     words = dict.fromkeys(word for part in parts for word in part.module.target)
-    newest = max(words, key=newness)
+    newest = max(words, key=_newness)
     return newest, *(word for word in words if _TARGET.fullmatch(word) is None)
+
+
+def _newness(name: str) -> tuple[int, str]:
+    """Return the number and the suffix of an architecture; other words come before all."""
+    match = _TARGET.fullmatch(name)
+    return (-1, "") if match is None else (int(match[2]), match[3])

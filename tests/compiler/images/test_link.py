@@ -146,6 +146,15 @@ def test_newest() -> None:
     assert made.target == ("sm_90a", "texmode_independent")
 
 
+def test_a_file_for_a_newer_device_is_left_out_unless_it_is_needed() -> None:
+    user = file(f".extern {HELPER};\n" + kernel("k", calling("helper")), "8.0", "sm_80")
+    helper = file(function(".visible", "helper", 5), "8.0", "sm_90")
+    runtime = file(function(".visible", "cudaDeviceSynchronize", 0), "8.8", "sm_121")
+    assert link([user, helper, runtime], 86).target == ("sm_90",)
+    assert link([user, helper, runtime]).target == ("sm_121",)
+    assert link([runtime], 86).target == ("sm_121",)
+
+
 def test_lines_name_their_files_by_new_numbers() -> None:
     one = '.file 1 "a.cu"\n.file 2 "a.h"\n' + kernel("a", "\n.loc 2 5 7\n")
     two = '.file 1 "b.cu"\n' + kernel("b", "\n.loc 1 9 3, function_name $info, inlined_at 1 2 3\n")
