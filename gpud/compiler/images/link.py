@@ -19,8 +19,8 @@ Properties:
     one_meaning: in the result every module-level name is defined at most once;
     same_code: a function differs from its file's in names only;
     found_or_named: what no file defines is an error that names it, apart from the functions of
-        devices (`KNOWN_EXTERNALS`), and from NVIDIA's device runtime (``cuda...``, ``cnp...``): kernels that
-        call that are rejected one by one;
+        devices (`KNOWN_EXTERNALS`), and from NVIDIA's device runtime (``cuda...``, ``cnp...``):
+        kernels that call that are rejected one by one;
     newest: ISA version and target are the highest of all files.
 
 Source: PTX ISA 9.0, sections 5.4, 7.1 and 11.6 (linking directives).

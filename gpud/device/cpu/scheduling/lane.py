@@ -24,7 +24,13 @@ from gpud.device.cpu.arena import CPUArena
 from gpud.device.cpu.occupancy import DeviceLimits
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
 from gpud.device.cpu.scheduling.lane_lending import LaneLending
-from gpud.device.cpu.scheduling.lane_run import LaneLayout, LaneRecord, LaneRun, LaneSites, LaunchSite
+from gpud.device.cpu.scheduling.lane_run import (
+    LaneLayout,
+    LaneRecord,
+    LaneRun,
+    LaneSites,
+    LaunchSite,
+)
 from gpud.device.cpu.scheduling.lane_take_back import Step
 from gpud.device.cpu.sm.loop import native_loop
 from gpud.device.interface import LaunchSpec
