@@ -21,12 +21,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["TURN_S", "Turn", "UserTurns"]
+__all__ = ["TURN_S", "UserTurns", "WaitingReader"]
 
 TURN_S = 0.005
 
 
-class Turn(Protocol):
+class WaitingReader(Protocol):
     """A connection that can wait for its turn: `gpud.server.ipc.stream.Stream`."""
 
     ended: bool
@@ -49,12 +49,12 @@ class UserTurns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._line: deque[Turn] = deque()
+        self._line: deque[WaitingReader] = deque()
         self._used_s = 0.0
         self._next_round = False
         self.connections = 0
 
-    def read(self, connection: Turn, read: Callable[[], None]) -> None:
+    def read(self, connection: WaitingReader, read: Callable[[], None]) -> None:
         """Read from a connection, now or when it is its turn."""
         if self.connections < 2 and not self._line:
             read()
