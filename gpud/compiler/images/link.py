@@ -36,15 +36,13 @@ from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.analysis.initial_values import named
 from gpud.compiler.forms.rules import KNOWN_EXTERNALS
 from gpud.compiler.images.builtins import builtin_functions
+from gpud.compiler.images.module_names import renamed
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx.model import (
     CallTargets,
     Directive,
     Function,
-    Initializer,
-    InitialValue,
     Instruction,
-    Label,
     Location,
     Module,
     Operand,
@@ -156,48 +154,10 @@ def _rename_local(parts: Sequence[_Part]) -> None:
             part.module = replace(
                 part.module,
                 items=[
-                    item if isinstance(item, Directive) else _renamed(item, new)
+                    item if isinstance(item, Directive) else renamed(item, new)
                     for item in part.module.items
                 ],
             )
-
-
-def _renamed(item: Item, new: Mapping[str, str]) -> Item:
-    """Return an item in which module-level names are others, except those that it hides."""
-    name = new.get(item.name, item.name)
-    if isinstance(item, Variable):
-        return replace(item, name=name, init=_renamed_value(item.init, new))
-    body = item.body
-    if body is None:
-        return replace(item, name=name)
-    hidden = {p.name for p in (*item.parameters, *item.returns)}
-    hidden |= {one.name for one in body if isinstance(one, Variable | Label)}
-    seen = {old: other for old, other in new.items() if old not in hidden}
-    return replace(item, name=name, body=[_renamed_statement(one, seen) for one in body])
-
-
-def _renamed_statement(statement: Statement, new: Mapping[str, str]) -> Statement:
-    def other(name: Register | Symbol) -> Operand:
-        return Symbol(new[name.name]) if isinstance(name, Symbol) and name.name in new else name
-
-    if isinstance(statement, Instruction):
-        operands = tuple(replace_names(one, other) for one in statement.operands)
-        same = all(a is b for a, b in zip(operands, statement.operands, strict=True))
-        return statement if same else replace(statement, operands=operands)
-    if isinstance(statement, CallTargets):
-        return replace(statement, targets=tuple(new.get(one, one) for one in statement.targets))
-    if isinstance(statement, Variable):
-        return replace(statement, init=_renamed_value(statement.init, new))
-    return statement
-
-
-def _renamed_value(value: InitialValue | None, new: Mapping[str, str]) -> InitialValue | None:
-    if isinstance(value, tuple):
-        made = tuple(_renamed_value(one, new) for one in value)
-        return tuple(one for one in made if one is not None)
-    if isinstance(value, Initializer) and value.name in new:
-        return replace(value, name=new[value.name])
-    return value
 
 
 # -- definitions -----------------------------------------------------------------------------------
