@@ -178,16 +178,20 @@ class Config:
         "what it becomes is in proportion",
     )
     memory: int | Fraction | None = setting(
-        quantities.memory(of="the machine's or the GPU's memory"),
+        quantities.memory(1 << 12, of="the machine's or the GPU's memory"),
         None,
         "for arrays, on each device; by default 50% of the machine's memory on a CPU device, which "
         "leaves as much for processes, and 95% of a GPU's",
     )
     user_memory: int | Fraction = setting(
-        quantities.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
+        quantities.memory(1 << 12, of="`memory`"),
+        "100%",
+        "for the arrays of one user, on each device",
     )
     session_memory: int | Fraction = setting(
-        quantities.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
+        quantities.memory(1 << 12, of="`memory`"),
+        "100%",
+        "for the arrays of one session, on each device",
     )
     moved_memory: int | Fraction = setting(
         quantities.memory(least=0, of="the machine's memory"),

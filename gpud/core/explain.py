@@ -161,7 +161,12 @@ def _described(change: ShareChange, name: Name) -> str:
 
 def _wanted(job: JobRecord, device: DeviceRecord) -> str:
     most = Fraction(job.most, job.occupancy)
-    kind = "its reservation" if job.online else "what it can use"
+    if job.online:
+        kind = "its reservation"
+    elif job.most < job.quota_slices:
+        kind = "all that its task blocks fill"
+    else:
+        kind = "the whole device" if job.quota is None else "its quota"
     return f"{_sms(most)}, {kind}"
 
 

@@ -602,8 +602,9 @@ async def test_progress_of_a_host_that_does_not_answer(
 
 async def test_follow(world: World) -> None:
     client, other = await world.client(), await world.client()
+    module = await other.kernel("k")
     await client.ask(wm.Follow, wm.Answer)
-    other.submit(1, await other.kernel("k"))
+    other.submit(1, module)
     await other.finished(1)
     event = (await client.expect(wm.Happened)).event
     assert event["event"] == "job-done"
@@ -651,3 +652,19 @@ async def test_launches_that_no_host_would_read_are_refused(
     assert "split the job" in finished.error["message"]
     client.submit(2, module)
     assert (await client.finished(2)).state == "done"
+
+
+async def test_who_only_asks_is_in_no_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        asking, using = await world.client(), await world.client()
+        await asking.query("status")
+        await using.kernel("k")
+        rows = (await asking.query("events"))["events"]
+        opened = [row["session"] for row in rows if row["event"] == "session-opened"]
+        assert opened == [using.session]
+        asking.close()
+        using.close()
+        await until(lambda: not world.daemon.connections)
+    ended = [one.getMessage() for one in caplog.records if " ended: " in one.getMessage()]
+    assert len(ended) == 1
+    assert ended[0].startswith(f"session {using.session} ")

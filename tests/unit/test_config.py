@@ -349,13 +349,15 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
 
 
 def test_memory_is_worked_out_in_bytes() -> None:
-    found = load({"memory": "50%", "session_memory": "25%", "user_memory": "3 KiB"}, NOWHERE)
-    assert found.memory_bytes(8001, "cpu") == found.memory_bytes(8001, "cuda") == 4000
-    assert found.session_memory_bytes(4000) == 1000
-    assert found.user_memory_bytes(4000) == 3072
+    found = load({"memory": "50%", "session_memory": "25%", "user_memory": "8 KiB"}, NOWHERE)
+    assert found.memory_bytes(80001, "cpu") == found.memory_bytes(80001, "cuda") == 40000
+    assert found.session_memory_bytes(40000) == 10000
+    assert found.user_memory_bytes(40000) == 8192
     assert found.user_memory_bytes(1000) == 1000
-    assert load({"memory": "7"}, NOWHERE).memory_bytes(8001, "cpu") == 7
+    assert load({"memory": "4097"}, NOWHERE).memory_bytes(8001, "cpu") == 4097
     assert load({"memory": "9 KiB"}, NOWHERE).memory_bytes(8001, "cpu") == 8001
+    with pytest.raises(InvalidArgument, match="from 4 KiB"):
+        load({"memory": "10"}, NOWHERE)
 
 
 def test_a_gpu_is_for_arrays_and_a_machine_for_processes_too() -> None:

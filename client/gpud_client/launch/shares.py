@@ -28,28 +28,27 @@ class Amounts(NamedTuple):
 
 
 def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
-    """Convert a share of a device to a fraction for the wire; a quota is at most the whole device.
+    """Convert a share of a device to a fraction for the wire.
 
     Raises:
-        AdmissionError: a reservation that online jobs can never have there.
+        AdmissionError: a reservation that online jobs can never have there, or a quota of more than
+            the device.
         TypeError: it is not a share.
         ValueError: it is not a valid share, or the numbers of its fraction are too large.
     """
     if value is None:
         return None
     exact = Fraction(share(value, capacity=device.sms))
-    if what == "quota":
-        exact = min(exact, Fraction(device.sms))
-    elif exact > device.online_sms:
-        kept = "" if device.online_sms == device.sms else " that online jobs may have"
+    most = Fraction(device.sms) if what == "quota" else device.online_sms
+    if exact > most:
+        kept = "" if most == device.sms else " that online jobs may have"
         meant = str(value)
         percent = meant.isdecimal() and int(meant) <= 100  # a number without % means SMs
         raise AdmissionError(
-            f"a reservation of {value} is more than the {device.online_sms} SMs of "
-            f"{device.name}{kept}; ask for less"
+            f"a {what} of {value} is more than the {most} SMs of {device.name}{kept}; ask for less"
             + (f", or write '{meant}%' for a percentage" if percent else ""),
             requested=exact,
-            capacity=device.online_sms,
+            capacity=most,
         )
     if max(exact.numerator, exact.denominator) > _LARGEST:
         raise ValueError(f"{what}={value!r} is too fine: write it with fewer digits")

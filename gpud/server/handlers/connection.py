@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from gpud.errors import FrameError, GpudError, ProtocolError
@@ -28,13 +28,15 @@ from gpud.server.state.session import Session, internal_error
 from gpud.wire import messages as wm
 from gpud.wire.message_table import Sender
 
-__all__ = ["Connection", "Handlers"]
+__all__ = ["Connection", "Handler", "Handlers"]
 
 _LOG = logging.getLogger(__name__)
 _CLIENT = Sender.CLIENT  # a global: looking it up in its class takes as long as to unpack a message
 _HELLO_S = 5.0  # a connection without a Hello after that time is closed
 
-Handlers = Mapping[type, Callable[[Session, Any], None]]
+Handler = Callable[[Session, Any], None]
+
+Handlers = dict[type, Handler]
 """What to do for a message of each class, once there is a session."""
 
 

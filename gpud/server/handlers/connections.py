@@ -16,11 +16,12 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 from gpud import __version__
 from gpud.core import events as ev
 from gpud.errors import GpudError, LimitExceeded
-from gpud.server.handlers.connection import Connection, Handlers
+from gpud.server.handlers.connection import Connection, Handler, Handlers
 from gpud.server.handlers.device_rows import DeviceRows
 from gpud.server.handlers.followers import Followers
 from gpud.server.hosts.devices import Devices
@@ -39,6 +40,9 @@ __all__ = ["Connections"]
 _LOG = logging.getLogger(__name__)
 _RESERVED = 8  # connections
 _JOBS_PER_TURN = 48  # jobs of an ended session that are cancelled in one turn; some 4 ms
+
+_USES = (wm.Compile, wm.Allocate, wm.OpenLane, wm.OpenWorkload)
+"""With one of these each use of a device begins."""
 
 
 class Connections:
@@ -69,7 +73,7 @@ class Connections:
     ) -> None:
         self._state = state
         self._outbox = outbox
-        self._handlers = handlers
+        self._handlers = handlers | {kind: self._announcing(handlers[kind]) for kind in _USES}
         self._devices = devices
         self._device_rows = device_rows
         self._runner = runner
@@ -142,19 +146,6 @@ class Connections:
         session = state.sessions.open(peer, hello.program, stream)
         self._runner.announce(session.user, session.opened_ns)
         self._runner.feed(ev.SessionOpened(session.opened_ns, session.number, session.account))
-        user = user_name(peer.uid)
-        state.records.add_event(
-            session.opened_ns,
-            "session-opened",
-            peer.uid,
-            ("session", session.number),
-            ("program", session.program),
-            ("user", user),
-            ("pid", peer.pid),
-        )
-        _LOG.info(
-            "session %d: %s (pid %d, user %s)", session.number, session.program, peer.pid, user
-        )
         config = state.config
         welcome = wm.Welcome(
             hello.request,
@@ -179,6 +170,33 @@ class Connections:
         for fd, _ in poll.poll(0):
             by_fd[fd].notice_hang_up()
         self._state.sessions.look_for_orphans(time.monotonic())
+
+    def _announcing(self, handle: Handler) -> Handler:
+        """Return a handler before which the session is announced, once."""
+
+        def announced(session: Session, message: Any) -> None:
+            if not session.announced:
+                self._announce(session)
+            handle(session, message)
+
+        return announced
+
+    def _announce(self, session: Session) -> None:
+        """Log a session that uses a device: those that only ask, as monitors do, are too many."""
+        session.announced = True
+        peer, user = session.peer, user_name(session.uid)
+        self._state.records.add_event(
+            time.monotonic_ns(),
+            "session-opened",
+            peer.uid,
+            ("session", session.number),
+            ("program", session.program),
+            ("user", user),
+            ("pid", peer.pid),
+        )
+        _LOG.info(
+            "session %d: %s (pid %d, user %s)", session.number, session.program, peer.pid, user
+        )
 
     # -- the end
 
@@ -231,17 +249,18 @@ class Connections:
         session.memory.close()
         self._cancel_waiters(iter(list(session.waiters)))
         self._followers.drop(session)
-        _LOG.info(
-            "session %d ended: %s; %d jobs had failed, %d had not ended",
-            session.number, reason, session.failed, len(session.jobs),
-        )  # fmt: skip
-        self._state.records.add_event(
-            time.monotonic_ns(),
-            "session-closed",
-            session.uid,
-            ("session", session.number),
-            ("reason", reason),
-        )
+        if session.announced:
+            _LOG.info(
+                "session %d ended: %s; %d jobs had failed, %d had not ended",
+                session.number, reason, session.failed, len(session.jobs),
+            )  # fmt: skip
+            self._state.records.add_event(
+                time.monotonic_ns(),
+                "session-closed",
+                session.uid,
+                ("session", session.number),
+                ("reason", reason),
+            )
         jobs = session.jobs.values() if len(session.jobs) > _JOBS_PER_TURN else ()
         # The latest first, running jobs last, so that no waiting job starts meanwhile.
         waiting = [job for job in jobs if job.started_ns is None]

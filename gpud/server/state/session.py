@@ -67,6 +67,7 @@ class Session:
         blocks: (device, address) of its modules' variables, which are no arrays of the client's.
         gone: whether the client has disconnected; its jobs are being ended then.
         reports_begins: whether the client is told when a job begins.
+        announced: whether the log has it: it uses a device.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Session:
         self.alike: Beginnings[tuple[ValidatedSequence, bytes]] = Beginnings(_MOST_ALIKE)
         self.gone = False
         self.reports_begins = False
+        self.announced = False
         self._arenas = arenas
         self._history = history
         self._sequence_bytes = 0

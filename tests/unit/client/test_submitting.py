@@ -64,10 +64,6 @@ def test_shares_are_exact(daemon: FakeDaemon, saxpy: gc.Kernel, share: gc.Share,
     assert sent(daemon, saxpy, reservation=share).reservation == pair
 
 
-def test_a_quota_over_the_device_is_the_device(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
-    assert sent(daemon, saxpy, quota=1000).quota == (4, 1)
-
-
 @pytest.mark.parametrize(
     ("more", "error", "words"),
     [
@@ -75,6 +71,8 @@ def test_a_quota_over_the_device_is_the_device(daemon: FakeDaemon, saxpy: gc.Ker
         ({"reservation": 5}, gc.AdmissionError, "4 SMs"),
         ({"reservation": "101%"}, gc.AdmissionError, "ask for less"),
         ({"reservation": "50"}, gc.AdmissionError, "or write .50%. for"),
+        ({"quota": "50"}, gc.AdmissionError, "a quota of 50 is more .*, or write .50%. for"),
+        ({"quota": "150%"}, gc.AdmissionError, "more than the 4 SMs"),
         ({"quota": 0.4}, gc.AdmissionError, "1/2 or more"),
         ({"quota": 0}, ValueError, "greater than 0"),
         ({"quota": -1}, ValueError, "greater than 0"),

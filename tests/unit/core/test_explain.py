@@ -56,7 +56,7 @@ def test_why_a_job_shrank_paused_and_grew() -> None:
     driver.resize(1, quota="2")
     driver.now_ns = 4 * S
     assert said(driver, 1) == [
-        "it is running, with 2 SMs of 2 SMs, what it can use",
+        "it is running, with 2 SMs of 2 SMs, its quota",
         "4.0 s ago: it started with 4 SMs",
         "3.0 s ago: it went from 4 SMs to 0 SMs, to make room for job 2, which is online",
         "1.0 s ago: it went from 0 SMs to 4 SMs, from what had come free",
