@@ -11,7 +11,8 @@ search: the search for cores on 200 curves with noise: within one core of the kn
 
 queue: 100,000 tasks that wait: to submit one (kept in SQLite), list the latest 200, and schedule.
 
-Prints tables and writes bench/results/tasks.json; with --short less of each, and no file.
+Prints tables and writes bench/results/tasks_PART.json; with --short less of each, and no file. Only
+the times of ``queue`` depend on the machine.
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ def main() -> int:
     found: dict[str, Any] = {}
     if "replay" in parts:
         count, nodes = (150, [1]) if short else (options.tasks, options.nodes)
-        found["replay"] = {f"{one} nodes": replay(count, one) for one in nodes}
+        found["replay"] = {
+            f"{one} node{'' if one == 1 else 's'} of 8 GPUs": replay(count, one) for one in nodes
+        }
     if "search" in parts:
         found["search"] = search(20 if short else 200)
     if "queue" in parts:
         found["queue"] = queue(1000 if short else 100_000)
     if not short:
-        keep("tasks" if len(parts) == len(PARTS) else f"tasks_{'_'.join(parts)}", found)
+        for part, figures in found.items():
+            keep(f"tasks_{part}", figures)
     return 0
 
 

@@ -144,7 +144,9 @@ _SECTIONS = {
         Benchmark("fleet", "python bench/bench_fleet.py", rows.fleet),
         Benchmark("workloads", "python bench/bench_workloads.py", rows.workloads),
         Benchmark("scheduler", "python bench/bench_scheduler.py", rows.scheduler),
-        Benchmark("tasks", "python bench/bench_tasks.py", rows.tasks),
+        Benchmark("tasks_replay", "python bench/bench_tasks.py replay", rows.tasks_replay),
+        Benchmark("tasks_search", "python bench/bench_tasks.py search", rows.tasks_search),
+        Benchmark("tasks_queue", "python bench/bench_tasks.py queue", rows.tasks_queue),
     ),
     "Launches": (
         Benchmark("service", "python bench/bench_service.py", rows.service),

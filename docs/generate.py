@@ -14,7 +14,7 @@ from docs.generate_cli import gpuctl_page, gpud_page
 from docs.generate_client import client_page
 from docs.generate_config import config_page
 from docs.generate_lifecycles import lifecycles_page
-from docs.generate_protocol import host_protocol_page, protocol_page
+from docs.generate_protocol import host_protocol_page, protocol_page, task_protocol_page
 from docs.generate_tables import control_words_page, forms_page, ptx_page
 from gpud.errors import REJECTIONS, GpudError, error_classes
 from gpud.telemetry.metrics import METRICS
@@ -119,6 +119,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/protocol.md": protocol_page,
     "reference/ptx-support.md": ptx_page,
     "reference/reason-codes.md": forms_page,
+    "reference/task-protocol.md": task_protocol_page,
 }
 """The generated pages by their path below docs/."""
 

@@ -11,8 +11,9 @@ from gpud.wire.field_types import FieldType
 from gpud.wire.framing import HEADER_BYTES, MAX_FRAME_BYTES
 from gpud.wire.message_table import MessageTable, Sender
 from gpud.wire.messages import CLIENT_PROTOCOL, Hello
+from gpud.wire.task_messages import TASK_PROTOCOL
 
-__all__ = ["host_protocol_page", "protocol_page"]
+__all__ = ["host_protocol_page", "protocol_page", "task_protocol_page"]
 
 _CLIENT_HEAD = """\
 # The client protocol, version {version}
@@ -98,6 +99,30 @@ answered by exactly one `RunEnded`, after the job's last block has left; `Resize
 
 {framing}
 """
+
+
+_TASK_HEAD = """\
+# The task protocol, version {version}
+
+<!-- Written by docs/generate.py from gpud/wire/task_messages.py: change that. -->
+
+What `gpuctl task` and [`Tasks`](client.md) say to a user's [runner](../explanation/tasks.md), over
+`$GPUD_RUNNER`, else `runner.sock` beside the user's own daemon's socket. Every request is answered
+by `TaskAnswer` or `TaskRefused` with its number, in any order.
+
+{framing}
+"""
+
+
+def task_protocol_page() -> str:
+    """Return the reference page of the link between clients and the runner of tasks."""
+    return "".join(
+        [
+            _TASK_HEAD.format(version=TASK_PROTOCOL.version, framing=_framing("")),
+            *_messages(TASK_PROTOCOL, Sender.CLIENT, "From the client"),
+            *_messages(TASK_PROTOCOL, Sender.DAEMON, "From the runner"),
+        ]
+    )
 
 
 def protocol_page() -> str:

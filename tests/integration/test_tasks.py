@@ -125,6 +125,32 @@ def test_tasks_go_on_without_their_runner(world: TaskWorld) -> None:
     assert [world.show(task)["attempt"] for task in (first, second, third)] == [1, 1, 1]
 
 
+def test_programs_that_misbehave_are_named(world: TaskWorld) -> None:
+    """One forks into the background, one is killed, one ignores SIGTERM, one is no program."""
+    (world.folder / "text").write_text("no program")
+    (world.folder / "text").chmod(0o755)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
+    tasks = {
+        "forks": world.submit("--", "sh", "-c", "sleep 300 & setsid sleep 300 & true"),
+        "killed": world.submit("--", "sh", "-c", "kill -9 $$"),
+        "text": world.submit("--", "./text"),
+        "deaf": world.submit("--", sys.executable, "-c", f"{deaf}; time.sleep(300)"),
+    }
+    until(lambda: world.gpuctl("log", str(tasks["deaf"])) == "1\n")
+    world.gpuctl("cancel", str(tasks["deaf"]))
+    ended = {name: world.until(task, "done", "failed", "cancelled") for name, task in tasks.items()}
+    told = {name: row["attempts"][-1]["reason"] for name, row in ended.items()}
+    assert (ended["forks"]["state"], told["forks"]) == (
+        "done", "2 processes that it left in the background were ended",
+    )  # fmt: skip
+    assert ended["killed"]["reason"] == "it was ended by SIGKILL, which gpud did not send"
+    assert ended["killed"]["exit_status"] == 137
+    assert "./text is no program" in ended["text"]["reason"]
+    assert (ended["deaf"]["state"], told["deaf"]) == (
+        "cancelled", "it did not end after SIGTERM and was killed",
+    )  # fmt: skip
+
+
 def test_use_is_added_up(world: TaskWorld) -> None:
     task = world.submit("--wait", "--category", "x", "--", "sleep", "0.2")
     (attempt,) = world.show(task)["attempts"]

@@ -208,7 +208,7 @@ def submit(
             reserved=reserve, requeue=not no_requeue, held=hold,
             requeue_signal=None if requeue_signal is None else _signal(requeue_signal),
         )  # fmt: skip
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError) as error:
         raise typer.BadParameter(str(error)) from None
     with _runner() as runner:
         row = runner.ask(SubmitTask, **fields, **surroundings(socket=socket))

@@ -67,7 +67,10 @@ def terms(
     words = tuple(os.fsencode(word) for word in command)
     if not words or not words[0]:
         raise ValueError("a task needs a command")
-    amount = None if gpus is None else Fraction(str(gpus))
+    try:
+        amount = None if gpus is None else Fraction(str(gpus))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"gpus is a number such as 2 or 0.5, not {gpus!r}") from None
     if amount is not None and amount < 0:
         raise ValueError(f"gpus must be 0 or more, not {gpus}")
     return {

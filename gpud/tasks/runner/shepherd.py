@@ -94,7 +94,7 @@ class _Shepherd:
         self._stop_step = 0
         self._next_step_s: float | None = None
         self._notes: list[str] = []
-        self._left = 0
+        self._problem = ""
 
     def run(self) -> None:
         """Start the program, and return when nothing of it is left."""
@@ -124,7 +124,7 @@ class _Shepherd:
                 break
         while self._copy(pipe_read, once=True):
             pass
-        self._finish("")
+        self._finish(self._problem)
 
     # -- the program
 
@@ -176,10 +176,12 @@ class _Shepherd:
             if pid == self._pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._status, self._usage = (code if code >= 0 else 128 - code), usage
+                if code < 0 and not self._stopped:
+                    name = signal.Signals(-code).name
+                    self._problem = f"it was ended by {name}, which gpud did not send"
                 if not self._stopped and (left := descendants(os.getpid())):
-                    self._left = len(left)
                     self._notes.append(
-                        f"{self._left} processes that it left in the background were ended"
+                        f"{len(left)} processes that it left in the background were ended"
                     )
                     self._end_all(signal.SIGTERM)
 
