@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from gpud.compiler.passes.named_spaces import name_spaces
 from gpud.compiler.ptx.lexicon import covers_special_register, is_special_register
 from gpud.compiler.ptx.model import (
     BranchTargets,
@@ -51,6 +52,7 @@ from gpud.compiler.ptx.model import (
     Scope,
     Statement,
     Symbol,
+    Tuple,
     Variable,
     Vector,
 )
@@ -65,20 +67,19 @@ _SAME_ELEMENT = {"r": "x", "g": "y", "b": "z", "a": "w"}
 def flatten_module(module: Module) -> Module:
     """Return ``module`` with all functions flat; ``module`` itself is not changed."""
     names = frozenset(item.name for item in module.items if isinstance(item, (Function, Variable)))
-    items = [
-        flatten(item, names) if isinstance(item, Function) and item.body is not None else item
-        for item in module.items
-    ]
-    return replace(module, items=items)
+    items = [flatten(item, names) if isinstance(item, Function) else item for item in module.items]
+    return name_spaces(replace(module, items=items))
 
 
 def flatten(function: Function, module_names: Collection[str] = frozenset()) -> Function:
     """Return ``function`` without scopes; it is not changed itself, statements are shared.
 
     ``module_names`` are the module-level names: a nested variable that hides one is renamed.
-    A declaration (no body) is returned as it is.
+    Of a declaration (no body) vectors among the parameters become scalars.
     """
     if function.body is None:
+        if any(one.vector for one in (*function.parameters, *function.returns)):
+            return _Flattener(function, module_names).declared()
         return function
     if _is_plain(function):
         registers, variables, code = [], [], []
@@ -165,6 +166,14 @@ class _Flattener:
         body: list[Statement] = [*kept, *self.variables, *self.code]
         return replace(function, returns=returns, parameters=parameters, body=body)
 
+    def declared(self) -> Function:
+        """Return a declaration with scalar parameters."""
+        environment, function = _Environment(None), self.function
+        returns = self.parameters(function.returns, environment)
+        return replace(
+            function, returns=returns, parameters=self.parameters(function.parameters, environment)
+        )
+
     # -- names -------------------------------------------------------------------------------
 
     def reserve(self, body: list[Statement]) -> None:
@@ -236,6 +245,10 @@ class _Flattener:
                 environment.declare(one.name, Symbol(one.name))
                 renamed.append(one)
                 continue
+            if one.vector is not None:
+                items = self.elements(one.name, one.vector, environment)
+                renamed += [replace(one, name=item.name, vector=None) for item in items]
+                continue
             name = self.fresh(_percent(one.name))
             environment.declare(one.name, Register(name))
             renamed.append(replace(one, name=name))
@@ -266,23 +279,25 @@ class _Flattener:
         self, declared: RegisterDeclaration, environment: _Environment, *, nested: bool
     ) -> None:
         """Return one scalar register for each element of a vector register."""
-        elements = _ELEMENTS[declared.vector or "v4"]
         base = declared.name
         for spelled in (
             [base] if declared.count is None else [f"{base}{i}" for i in range(declared.count)]
         ):
-            items: list[Operand] = []
-            for element in elements:
-                new = self.fresh(f"{_percent(spelled)}_{element}")
-                items.append(Register(new))
-                environment.declare(f"{spelled}.{element}", Register(new))
-                self.registers.append((RegisterDeclaration(declared.type, new), nested))
-            for alias, element in _SAME_ELEMENT.items():
-                if element in elements:
-                    environment.declare(
-                        f"{spelled}.{alias}", environment.names[f"{spelled}.{element}"]
-                    )
-            environment.declare(spelled, Vector(tuple(items)))
+            for item in self.elements(spelled, declared.vector or "v4", environment):
+                self.registers.append((RegisterDeclaration(declared.type, item.name), nested))
+
+    def elements(self, name: str, vector: str, environment: _Environment) -> list[Register]:
+        """Declare the elements of a vector register, under all names, and itself."""
+        items: list[Register] = []
+        for element in _ELEMENTS[vector]:
+            new = Register(self.fresh(f"{_percent(name)}_{element}"))
+            items.append(new)
+            environment.declare(f"{name}.{element}", new)
+        for alias, element in _SAME_ELEMENT.items():
+            if element in _ELEMENTS[vector]:
+                environment.declare(f"{name}.{alias}", environment.names[f"{name}.{element}"])
+        environment.declare(name, Vector(tuple(items)))
+        return items
 
     def variable(self, declared: Variable, environment: _Environment, *, nested: bool) -> None:
         new = self.fresh(declared.name, hides=self.module_names) if nested else declared.name
@@ -348,6 +363,8 @@ class _Flattener:
                 memo[id(operand)] = new
             changed = changed or new is not operand
             operands.append(new)
+        if changed and old.opcode.base == "call":  # a vector is as many arguments
+            operands = [_spliced(one) if isinstance(one, Tuple) else one for one in operands]
         guard = old.guard
         if guard is not None:
             register = self.named(guard.register, environment)
@@ -367,6 +384,13 @@ class _Flattener:
         elif isinstance(renamed, (Register, Symbol)):
             self.used.add(renamed.name)
         return renamed
+
+
+def _spliced(arguments: Tuple) -> Tuple:
+    items: list[Operand] = []
+    for one in arguments.items:
+        items += one.items if isinstance(one, Vector) else [one]
+    return Tuple(tuple(items))
 
 
 def _is_ordinary(declared: RegisterDeclaration) -> bool:

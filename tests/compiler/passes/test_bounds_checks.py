@@ -149,6 +149,7 @@ def test_each_generic_access(kind: Kind) -> None:
         "isspacep.shared %p1, %d1;", "cvta.to.global.u64 %d1, %d1;", "membar.gl;", "bar.sync 0;",
         "createpolicy.fractional.L2::evict_last.b64 %d1, 1.0;", "mov.u64 %d1, s;",
         "applypriority.global.L2::evict_normal [%d1], 128;",
+        "ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [%d1];",
         "cp.async.ca.shared.global [s], [%d1], 4, 0;",
     ],
 )  # fmt: skip
@@ -161,7 +162,6 @@ def test_other_spaces_and_hints_have_none(text: str) -> None:
     [
         "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%d1, {%r1}], [s];",
         "frobnicate.global.u32 %r1, [%d1];",
-        "ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [%d1];",
         "st.bulk.weak [%d1], %d2, 0;",
         "ld.global.u7 %r1, [%d1];",
         "st.const.u32 [%d1], %r1;",

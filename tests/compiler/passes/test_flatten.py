@@ -7,9 +7,16 @@ import re
 import pytest
 
 from gpud.compiler.passes.flatten import flatten, flatten_module
-from gpud.compiler.ptx.model import Function, Label, Register, RegisterDeclaration, Variable
+from gpud.compiler.ptx.model import (
+    Function,
+    Instruction,
+    Label,
+    Register,
+    RegisterDeclaration,
+    Variable,
+)
 from gpud.compiler.ptx.parser import parse
-from gpud.compiler.ptx.printer import print_module
+from gpud.compiler.ptx.printer import print_instruction, print_module
 from gpud.compiler.ptx.verify import verify
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from tests.compiler.support.ptx_samples import SAMPLES
@@ -225,3 +232,47 @@ def _names(function: Function) -> list[str]:
         elif isinstance(statement, (Variable, Label)):
             names.append(statement.name)
     return sorted(names)
+
+
+def test_vectors_among_parameters_become_scalars() -> None:
+    """In declarations, definitions and calls alike."""
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    signature = ".func (.reg .v2 .f32 r) f(.reg .v2 .f32 p, .reg .b32 n)"
+    module = parse(
+        f"{head}{signature};\n{signature} {{ mov.f32 r.x, p.y; mov.f32 r.y, p.x; ret; }}\n"
+        ".entry k() { .reg .v2 .f32 a, b; .reg .b32 n; call (b), f, (a, n); ret; }"
+    )
+    declared, defined, kernel = flatten_module(module).functions()
+    for one in (declared, defined):
+        assert [p.name for p in one.parameters] == ["%p_x", "%p_y", "%n"]
+        assert [p.name for p in one.returns] == ["%r_x", "%r_y"]
+    call = next(s for s in kernel.body or () if isinstance(s, Instruction))
+    assert print_instruction(call) == "call (%b_x, %b_y), f, (%a_x, %a_y, %n);"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("ld.volatile.u32 %r1, [s+4];", "ld.volatile.shared.u32 %r1, [s+4];"),
+        ("st.release.gpu.u32 [s], %r1;", "st.release.gpu.shared.u32 [s], %r1;"),
+        ("atom.relaxed.cta.add.u32 %r1, [s], 1;", "atom.relaxed.cta.shared.add.u32 %r1, [s], 1;"),
+        ("red.add.u32 [s], 1;", "red.shared.add.u32 [s], 1;"),
+        ("ld.u32 %r1, [own];", "ld.local.u32 %r1, [own];"),
+        ("ld.u32 %r1, [g];", "ld.u32 %r1, [g];"),
+        ("ld.global.u32 %r1, [%d1];", "ld.global.u32 %r1, [%d1];"),
+        ("ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [s];",
+         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [s];"),
+        ("@%p stmatrix.sync.aligned.m8n8.x1.trans.b16 [%d1+16], {%r1};",
+         ("@%p cvta.to.shared.u64 %to_shared, %d1;\n"
+          "@%p stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%to_shared+16], {%r1};")),
+    ],
+)  # fmt: skip
+def test_accesses_with_a_known_space_name_it(text: str, named: str) -> None:
+    module = parse(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.shared .b8 s[64];\n"
+        ".global .b8 g[8];\n.entry k() { .local .b8 own[8];\n"
+        f".reg .b32 %r<4>; .reg .b64 %d<3>; .reg .pred %p;\n{text}\nret; }}"
+    )
+    body = flatten_module(module).entries()["k"].body or []
+    made = [print_instruction(s) for s in body if isinstance(s, Instruction)]
+    assert "\n".join(made[:-1]) == named

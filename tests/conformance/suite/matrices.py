@@ -6,6 +6,7 @@ lanes 8 j to 8 j + 7 say; a lane has two neighbouring elements of row lane / 4.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,29 @@ def _held(matrix: Array) -> Array:
     return np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
 
 
+# The same through generic addresses, which is all that inline assembly with a pointer has.
+_GENERIC = _BODY.replace(".reg .b32 %lane", ".reg .b64 %g; .reg .b32 %lane")
+_GENERIC = re.sub(
+    r"(\w+matrix\.\S+?)\.shared(?:::cta)?(\.b16 .*?)\[%(\w+)",
+    lambda m: (
+        (f"cvt.u64.u32 %g, %{m[3]};" if m[3] != "wide" else "mov.u64 %g, %wide;")
+        + f" cvta.shared.u64 %g, %g; {m[1]}{m[2]}[%g"
+    ),
+    _GENERIC,
+)
+
+
+@CASES.ptx(
+    "matrix_moves_generic",
+    "u64 in, u64 out",
+    _GENERIC,
+    3,
+    64,
+    _make,
+    "ldmatrix.generic stmatrix.generic",
+    arch="compute_90",
+    long=True,
+)
 @CASES.ptx(
     "matrix_moves",
     "u64 in, u64 out",

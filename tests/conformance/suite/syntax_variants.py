@@ -278,3 +278,34 @@ CASES += (
         covers="selp relu",
     ),
 )
+
+
+# -- generic accesses that name shared memory, and vectors as parameters -----------------------
+
+
+@CASES.ptx(
+    "named_shared",
+    "u64 out",
+    """
+    .shared .align 8 .b8 own[64];
+    .reg .b64 %at; .reg .b32 %r<4>; .reg .v2 .b32 %pair;
+    setp.eq.u32 %first, %thread, 0;
+    @%first st.volatile.u32 [own+8], 40;
+    @%first st.u32 [own], %block;
+    bar.sync 0;
+    atom.add.u32 %r0, [own], 1;
+    bar.sync 0;
+    ld.volatile.u32 %pair.x, [own+8];
+    ld.u32 %pair.y, [own];
+    call (%r1), sum, (%pair);
+    mad.wide.u32 %at, %i, 4, %out;
+    st.global.u32 [%at], %r1;
+    ret;""".replace(".reg .b64 %at", ".reg .pred %first; .reg .b64 %at"),
+    2,
+    64,
+    lambda _: [np.zeros(128, np.uint32)],
+    "ld.generic call.vector",
+    declarations=(".func (.reg .b32 r) sum(.reg .v2 .b32 p) { add.u32 r, p.x, p.y; ret; }"),
+)
+def _named_shared_expect(args: list[Any]) -> dict[int | str, Any]:
+    return {0: np.repeat(np.array([104, 105], np.uint32), 64)}
