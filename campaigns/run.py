@@ -22,6 +22,7 @@ CAMPAIGNS = {
     "soak": "SOAK",
     "resizes": "RESIZES",
     "memory_turns": "MEMORY_TURNS",
+    "task_kills": "TASK_KILLS",
 }
 _FOLDERS = {"lane_kills": "client_kills"}
 

@@ -95,7 +95,16 @@ def test_of_two_runs_the_worse_times_are_kept() -> None:
     assert both == {"ms": {"p50": 2, "p99": 9}, "back": 3, "seed": 2, "runs": 2}
 
 
-@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_each_folder_has_one_that_can_be_run() -> None:
+    folders = {
+        path.parent.name for path in (results.RESULTS.parents[1] / "campaigns").glob("*/run.py")
+    }
+    assert {campaign(name).name for name in CAMPAIGNS} == set(CAMPAIGNS) >= folders
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CAMPAIGNS if (results.RESULTS / f"{name}.json").exists()]
+)
 def test_recorded_figures_are_read_and_were_made_whole(name: str) -> None:
     one = campaign(name)
     found = json.loads((results.RESULTS / f"{one.name}.json").read_text())
