@@ -53,11 +53,31 @@ class InternalError(DaemonError):
 def pip_command(extra: str = "") -> str:
     """Return the command that installs an extra of gpud in this process's environment.
 
-    gpud is on no package index. The pip of this environment finds it installed, and adds what the
-    extra requires; any other pip would not find it, hence the interpreter's path.
+    gpud is on no package index, where a stranger could take its name. So the command names the
+    folder or the wheel that gpud was installed from, if that is still there; else the pip of this
+    environment finds gpud installed, and adds what the extra requires.
 
     Args:
         extra: name of the extra, or several separated by commas; empty: the base requirements.
     """
-    wanted = f"'gpud[{extra}]'" if extra else "gpud"
-    return f"{shlex.quote(sys.executable or 'python')} -m pip install {wanted}"
+    options, source = _source()
+    wanted = shlex.quote(f"{source}[{extra}]" if extra else source)
+    return f"{shlex.quote(sys.executable or 'python')} -m pip install {options}{wanted}"
+
+
+def _source() -> tuple[str, str]:
+    """Return what gpud was installed from, with the options for it; see PEP 610."""
+    import json
+    from importlib import metadata
+    from pathlib import Path
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        told = json.loads(metadata.distribution("gpud").read_text("direct_url.json") or "{}")
+        url = urlsplit(str(told.get("url", "")))
+        path = Path(unquote(url.path))
+        if url.scheme == "file" and path.exists():
+            return "-e " if told.get("dir_info", {}).get("editable") else "", str(path)
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        pass
+    return "", "gpud"

@@ -6,6 +6,7 @@ import ast
 import concurrent.futures
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import msgpack
@@ -118,6 +119,25 @@ def test_codes_are_unique_and_plain() -> None:
     codes = [cls.code for cls in error_classes()]
     assert len(set(codes)) == len(codes)
     assert all(code == code.lower() and code.replace("-", "").isalpha() for code in codes)
+
+
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        ('{"url": "file://HERE", "dir_info": {"editable": true}}', "-e 'HERE[demo]'"),
+        ('{"url": "file://HERE", "dir_info": {}}', "'HERE[demo]'"),
+        ('{"url": "file://HERE/gone.whl", "archive_info": {}}', "'gpud[demo]'"),
+        (None, "'gpud[demo]'"),
+    ],
+)
+def test_the_command_for_an_extra_names_what_gpud_was_installed_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None, command: str
+) -> None:
+    told = None if told is None else told.replace("HERE", str(tmp_path))
+    distribution = SimpleNamespace(read_text=lambda name: told)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: distribution)
+    wanted = command.replace("HERE", str(tmp_path))
+    assert errors.pip_command("demo").endswith(f" -m pip install {wanted}")
 
 
 def test_codes_are_stable() -> None:
@@ -284,7 +304,10 @@ def test_built_in_kinds(error: GpudError, builtin: type[Exception]) -> None:
         (errors.IllegalAddress(48879, task_block=(1, 0, 0)), ["0xbeef", "(1, 0, 0)", "null"]),
         (errors.KernelTrap("i < n", kernel="k"), ["i < n", "in k"]),
         (errors.JobTimeout(2_500_000_000), ["2.5 s", "longer timeout"]),
-        (errors.MissingDependency("llvmlite", extra="daemon"), ["llvmlite", "gpud[daemon]"]),
+        (
+            errors.MissingDependency("llvmlite", extra="daemon"),
+            ["llvmlite", errors.pip_command("daemon")],
+        ),
     ],
     ids=lambda item: getattr(item, "code", ""),
 )

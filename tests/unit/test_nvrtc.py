@@ -17,6 +17,7 @@ from gpud.errors import (
     InvalidArgument,
     KernelNotFound,
     UnsupportedTarget,
+    pip_command,
 )
 
 SCALE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= FACTOR; }'
@@ -264,4 +265,4 @@ def test_a_missing_library_says_what_to_install(hide: str, dependency: str) -> N
     )
     assert done.stdout.startswith("daemon ")
     assert dependency in done.stdout
-    assert "pip install 'gpud[daemon]'" in done.stdout
+    assert pip_command("daemon") in done.stdout

@@ -134,7 +134,7 @@ def test_a_library_that_is_needed_and_not_there(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(checks, "_REQUIRED", (("msgpack", ""), ("no-such-library", "daemon")))
     found = state("libraries")
     assert found.state == "problem"
-    assert found.hint == f"{sys.executable} -m pip install 'gpud[daemon]'"
+    assert found.hint == pip_command("daemon")
     assert not can_run([found])
 
 

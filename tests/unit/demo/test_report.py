@@ -23,6 +23,7 @@ from gpud.demo.offline_kernels import OFFLINE
 from gpud.demo.online_client import OnlineAnswers
 from gpud.demo.plot import Panel, draw, excerpt
 from gpud.demo.report import conclusion, impossible, note, table
+from gpud.errors import pip_command
 
 GOOD = Comparison("reservations", 0.012, 0.02, 1.1, (1.0, 1.2), 0.7, 0.93)
 SLOW = Comparison("fifo", 0.3, 0.9, 45.0, (40.0, 50.0), 0.75, 1.0)
@@ -123,7 +124,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert "pip install 'gpud[demo]'" in done.stdout
+    assert pip_command("demo") in done.stdout
 
 
 def test_on_a_machine_that_is_too_busy_it_stops_and_says_so(
