@@ -215,6 +215,8 @@ __global__ void sum(const int* in, int* out) {
 int main() { cub::DeviceReduce::Sum(nullptr, bytes, in, out, n); }
 """
     assert ".entry" in compile_cuda(source).ptx
+    kernel_alone = source.partition("int main")[0].replace("#include <cub/device", "// ")
+    assert ".entry" in compile_cuda(kernel_alone).ptx
 
 
 def test_a_launch_from_the_device_is_refused_with_what_to_do() -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "part",
     "pause",
     "percent",
+    "process",
     "progress",
     "rounded",
     "seconds",
@@ -101,6 +102,13 @@ def share(value: Any) -> str:
 def count(value: Any) -> str:
     """Format a whole number with thousands separators."""
     return f"{value:,}" if isinstance(value, int) else "-"
+
+
+def process(value: Any) -> str:
+    """Format a process's number; the kernel gives 0 for one that has none in the daemon's eyes."""
+    if not isinstance(value, int):
+        return "-"
+    return str(value) if value else "another pid namespace"
 
 
 def rounded(value: Any) -> str:

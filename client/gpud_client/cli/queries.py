@@ -95,7 +95,7 @@ _MEMORY = (
     Column("session", "session", right=True),
     Column("user", "user", least=5),
     Column("program", "program", least=10),
-    Column("pid", "pid", right=True),
+    Column("pid", "pid", formatting.process, right=True),
     Column("device", "dev", right=True),
     Column("arrays", "arrays", formatting.count, right=True, spare=1),
     Column("used_bytes", "used", formatting.size, right=True),

@@ -26,7 +26,8 @@ memory.h mpi.h omp.h pthread.h sched.h setjmp.h signal.h stdarg.h strings.h sys/
 sys/resource.h sys/stat.h sys/time.h sys/times.h unistd.h wchar.h
 """
 _CUDA = """
-cuda.h cublas.h cublas_v2.h cuda_profiler_api.h cudaProfiler.h cufft.h curand.h cusolverDn.h
+cuda.h cublas.h cublasLt.h cublasXt.h cublas_api.h cublas_v2.h cuda_profiler_api.h cudaProfiler.h
+cudnn.h cufft.h cufftXt.h curand.h cusolverDn.h cusolverSp.h cutensor.h nccl.h nvml.h nvrtc.h
 cusparse.h helper_cuda.h helper_functions.h helper_image.h helper_string.h helper_timer.h
 nvToolsExt.h nvtx3/nvToolsExt.h thrust/copy.h thrust/device_ptr.h thrust/device_vector.h
 thrust/fill.h thrust/host_vector.h thrust/reduce.h thrust/scan.h thrust/sort.h thrust/transform.h

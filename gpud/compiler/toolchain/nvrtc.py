@@ -176,7 +176,8 @@ def _device_code(
         return None
     device = without_host_code(source, options)
     changed = device.text != source or "cannot open source file" in refusal.message
-    changed = changed or headers
+    # In a header that is not the user's, host code is not the user's either: as in cub/cub.cuh.
+    changed = changed or headers or "not allowed in JIT mode" in refusal.message
     return None if device.empty or not changed else device
 
 
@@ -322,10 +323,7 @@ _NO_HEADER = (
     "stdio.h and cstdint, and none of the C++ library or of other folders: give your own with "
     'headers={"name.h": text}, or gpuctl run -I FOLDER'
 )
-_NO_HOST = (
-    "; nothing is compiled here for the host: leave it out, and of cub include what blocks and "
-    "warps call, such as cub/block/block_reduce.cuh, not cub/cub.cuh"
-)
+_NO_HOST = "; nothing is compiled here for the host: leave it out"
 _NO_LAUNCH = (
     "; kernels do not launch kernels here: submit them one after the other (gpu.sequence), or call "
     "the inner one's work as a __device__ function, in a loop"

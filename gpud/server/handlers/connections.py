@@ -195,7 +195,7 @@ class Connections:
             ("pid", peer.pid),
         )
         _LOG.info(
-            "session %d: %s (pid %d, user %s)", session.number, session.program, peer.pid, user
+            "session %d: %s (%s, user %s)", session.number, session.program, peer.process, user
         )
 
     # -- the end

@@ -26,6 +26,11 @@ class Peer(NamedTuple):
     uid: int
     gid: int
 
+    @property
+    def process(self) -> str:
+        """The process in words: the kernel gives no number of one in another pid namespace."""
+        return f"pid {self.pid}" if self.pid else "in another pid namespace"
+
 
 def peer_of(sock: socket.socket) -> Peer:
     """Return the credentials of a connected Unix socket's peer, as recorded by the kernel."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import typer
 
+from gpud.server.state.access import Peer
 from gpud_client.cli import formatting
 from gpud_client.cli.job_control import parse_job, share_of
 from gpud_client.cli.kernel_arguments import (
@@ -195,3 +196,8 @@ def test_bars() -> None:
     assert formatting.bar(1, 16, 4) == "▎   "
     assert formatting.bar(1, 0, 4) == "    "
     assert all(len(formatting.bar(part, 33, 7)) == 7 for part in range(34))
+
+
+def test_a_process_in_another_pid_namespace_has_no_number() -> None:
+    assert [formatting.process(pid) for pid in (7, 0, None)] == ["7", "another pid namespace", "-"]
+    assert [Peer(pid, 1, 1).process for pid in (7, 0)] == ["pid 7", "in another pid namespace"]
