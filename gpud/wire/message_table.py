@@ -188,7 +188,8 @@ class MessageTable:
 
     def _decode_carefully(self, body: bytes | memoryview, sender: Sender) -> Any:
         """Do `decode` for the first message of its kind, a large one, or one that is refused."""
-        code: Any = body[1] if len(body) > 1 and 0x90 <= body[0] <= 0x9F else -1
+        at = _code_at(body)
+        code: Any = body[at] if 0 < at < len(body) else -1
         schema = self._read[sender].get(code) or self._find(sender, code)
         if len(body) > _LARGE_BYTES:
             self._walk(body, schema)
@@ -276,7 +277,7 @@ class MessageTable:
         if schema is None:
             raise ProtocolError(
                 f"{len(body)} bytes that are no message of the {self.name} protocol; its header "
-                "and its code are one byte each"
+                "has one byte, or three for 16 items and more, and its code one"
             )
         if schema.most_bytes is None:
             return
@@ -285,8 +286,9 @@ class MessageTable:
         try:
             count = unpacker.read_array_header() - 1
             unpacker.skip()
-            if 0xCF >= body[2] >= 0xCC or body[2] < 0x80:  # a number
-                numbered = schema.number([_unpack(body[2 : 2 + _number_bytes(body[2])], 0)])
+            at = _code_at(body) + 1
+            if 0xCF >= body[at] >= 0xCC or body[at] < 0x80:  # a number
+                numbered = schema.number([_unpack(body[at : at + _number_bytes(body[at])], 0)])
             schema.walk(unpacker, body, count)
         except ProtocolError as error:
             raise type(error)(error.message, **numbered) from None
@@ -324,6 +326,12 @@ def _feeding(data: bytes | memoryview) -> Any:
     unpacker = msgpack.Unpacker(None, max_buffer_size=len(data))
     unpacker.feed(data)
     return unpacker
+
+
+def _code_at(body: bytes | memoryview) -> int:
+    """Return where a message's code begins, after the header of its array; 0 if that is none."""
+    first = body[0] if len(body) else 0
+    return 1 if 0x90 <= first <= 0x9F else 3 if first == 0xDC else 0
 
 
 def _number_bytes(first: int) -> int:

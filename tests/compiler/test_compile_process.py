@@ -35,7 +35,7 @@ from gpud.errors import (
     PTXSyntaxError,
     from_wire,
 )
-from gpud.wire.framing import FrameDecoder, frame
+from gpud.wire.framing import HEADER_BYTES, FrameDecoder, frame
 from gpud.wire.message_table import Sender
 from gpud.wire.packed_rows import PackedRows
 
@@ -219,3 +219,11 @@ def test_memory_that_ran_out_is_told_as_that(within_a_stage: bool) -> None:
     found = as_gpud_error(error)
     assert type(found) is CompileError
     assert "out of memory" in str(found)
+
+
+def test_a_large_source_is_read_as_a_small_one_is() -> None:
+    """With its code the message has 16 parts, whose header has more than one byte."""
+    for source in (SCALE, SCALE + "\n// " + "x" * 200_000):
+        job = CompileJob(7, source, cache_dir="")
+        body = COMPILE_PROTOCOL.encode(job)[HEADER_BYTES:]
+        assert COMPILE_PROTOCOL.decode(body, Sender.CLIENT) == job

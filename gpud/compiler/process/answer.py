@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, astuple
 from typing import Any
 
+from gpud.compiler.abi.reserved_names import HEAP
 from gpud.compiler.forms.form import Form
 from gpud.compiler.process.messages import CompileDone
 from gpud.compiler.program import KernelInfo, Program, rejection
@@ -54,6 +55,7 @@ def answer(ticket: int, program: Program, names: tuple[str, ...]) -> CompileDone
         {symbol.name: symbol.size for symbol in symbols},
         [s.name for s in symbols if s.space != "const" and s.offset is None],
         [block.size, block.offsets, block.pieces, block.relocations],
+        f" {HEAP};" in program.ptx or f" {HEAP}[" in program.ptx,
         program.log,
     )
 

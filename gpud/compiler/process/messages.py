@@ -108,6 +108,7 @@ class CompileDone(NamedTuple):
     block: Annotated[
         list[Any], plain(), "`gpud.compiler.variables.Block`: size, offsets, pieces, relocations"
     ]
+    has_heap: Annotated[bool, flag(), "whether its kernels call ``malloc``"]
     log: Annotated[str, text(1 << 24), "the compiler's log"]
 
 

@@ -23,6 +23,9 @@ Shape = tuple[int, tuple[int, int, int], int, bool]
 it is the kernel's variant with kill polls)."""
 
 
+_HEAP_BYTES = 8 << 20  # of the CPU device; that of a GPU has half as much again
+
+
 class Kernel:
     """A kernel of a compiled program.
 
@@ -54,6 +57,7 @@ class CompiledProgram:
         "_sites",
         "block",
         "descriptions",
+        "has_heap",
         "log",
         "names",
         "ptx",
@@ -64,6 +68,7 @@ class CompiledProgram:
     def __init__(self, done: CompileDone) -> None:
         self.ptx = done.ptx
         self.log = done.log
+        self.has_heap = done.has_heap
         self.descriptions = PackedRows(done.descriptions)
         self.names = done.names
         self.symbols = done.symbols
@@ -122,7 +127,7 @@ class Module:
         measured: (M, form) of each measured shape.
         forgotten: whether it was unloaded; its jobs have ended then.
         pending: requests to its host that were not answered.
-        variable_bytes: the size of its own variables on the device.
+        variable_bytes: the size of its own variables on the device, and of its ``malloc``'s heap.
         variables_at: the address of those that lie in the session's arena; None: none do.
     """
 
@@ -149,7 +154,8 @@ class Module:
         self.forgotten = False
         self.pending = 0
         placed = program.block.offsets
-        self.variable_bytes = sum(n for name, n in program.symbols.items() if name not in placed)
+        own = sum(n for name, n in program.symbols.items() if name not in placed)
+        self.variable_bytes = own + (_HEAP_BYTES if program.has_heap else 0)
         self.variables_at: int | None = None
 
     @property
