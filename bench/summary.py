@@ -155,6 +155,7 @@ _SECTIONS = {
         Benchmark("cuda_host", "python bench/bench_cuda_host.py", rows.cuda_host),
         Benchmark("lane", "python bench/bench_lane.py", rows.lane),
         Benchmark("lane_wake", "python bench/bench_lane_wake.py", rows.lane_wake),
+        Benchmark("programs", "python bench/bench_programs.py", rows.programs),
     ),
     "Rewritten kernels": (
         Benchmark("persistent_cost", "python bench/bench_persistent_cost.py", rows.persistent_cost),

@@ -348,6 +348,27 @@ def lane_wake(result: Result) -> Iterator[Row]:
         )
 
 
+def programs(result: Result) -> Iterator[Row]:
+    costs = result["costs"]
+    for name in ("launch", "launch_and_synchronise", "allocate_and_free"):
+        yield (
+            f"a program under gpuctl exec: {name.replace('_', ' ')}, p50 and p99",
+            f"{costs[name]['p50_ns'] / 1e3:.2f} and {costs[name]['p99_ns'] / 1e3:.2f} us",
+        )
+    yield (
+        "... copies to the device / memcpy in the same program",
+        f"{costs['copy_gb_s'] / costs['memcpy_gb_s']:.2f} ({costs['copy_gb_s']:.1f} GB/s)",
+    )
+    (low, few), (high, many) = result["shares"].items()
+    yield (
+        (
+            f"two programs that wait for each launch, quotas {low} and {high}: launches of the "
+            "second / of the first"
+        ),
+        f"{many / few:.2f}, to be 9",
+    )
+
+
 def scheduler(result: Result) -> Iterator[Row]:
     aims = result["aims"]
     for row in result["decisions"]:

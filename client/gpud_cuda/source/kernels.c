@@ -42,15 +42,24 @@ static CUresult measure(const struct kernel *kernel, struct site *site) {
     return code;
 }
 
+/* With its place pinned afterwards. */
 static CUresult prepare(const struct kernel *kernel, struct site *site) {
+    if (site->is_prepared && (site->is_job || sites_pin(&site->place)))
+        return CUDA_SUCCESS;
+    bool is_first = !site->is_prepared; /* else another kernel has got its place */
     CUresult code = lane_open();
     if (code == CUDA_SUCCESS && !site->is_job)
-        code = lane_prepare(kernel->module->number, kernel->index, site->block, site->shared,
-                            &site->number);
+        code = sites_make(kernel->module->number, kernel->index, site->block, site->shared,
+                          &site->place, &site->is_job);
     site->is_prepared = code == CUDA_SUCCESS;
-    if (code == CUDA_SUCCESS)
+    if (code == CUDA_SUCCESS && is_first)
         report_kernel(site->form);
     return code;
+}
+
+void kernel_release_site(const struct site *site) {
+    if (!site->is_job)
+        sites_unpin(&site->place);
 }
 
 /* With the kernel's lock. */
@@ -76,7 +85,7 @@ CUresult kernel_site(struct kernel *kernel, const uint64_t block[3], uint64_t sh
     CUresult code = site ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     if (code == CUDA_SUCCESS && !site->is_measured)
         code = measure(kernel, site);
-    if (code == CUDA_SUCCESS && in_lane && !site->is_prepared)
+    if (code == CUDA_SUCCESS && in_lane)
         code = prepare(kernel, site);
     if (code == CUDA_SUCCESS)
         *found = *site;

@@ -114,21 +114,22 @@ static bool take_told(uint32_t launch) {
     return false;
 }
 
-/* Sees the launches that have ended, in order. With the lock. It stops at one of which more is to
- * be told, and that has not come yet: then `seen` stays below completed(). */
-static void harvest(void) {
+/* Sees the launches that have ended, in order. With the lock. Returns whether it has stopped at one
+ * of which more is to be told, and that has not come yet. */
+static bool harvest(void) {
     if (lane.ring == NULL)
-        return;
+        return false;
     for (uint64_t end = completed(); lane.seen < end;) {
         const char *at = lane.ring + RING_COMPLETIONS_AT +
                          lane.seen % RING_SLOTS * RING_COMPLETION_BYTES;
         uint64_t ended_ns;
         memcpy(&ended_ns, at + 24, sizeof ended_ns);
         if (at[4] != RING_DONE && !take_told((uint32_t)lane.seen))
-            return;
+            return true;
         lane.seen++;
         reach_marks(ended_ns);
     }
+    return false;
 }
 
 /* When no more launches will end: all waits end, and all marks are reached. With the lock. */
@@ -190,19 +191,19 @@ static void sleep_until(uint64_t count) {
 
 /* Waits until `count` launches have been seen. With the lock, which is released meanwhile. */
 static void wait_seen(uint64_t count) {
-    harvest();
-    while (lane.seen < count && lane.state == OPEN) {
-        if (completed() >= count || completed() > lane.seen) {
-            pthread_cond_wait(&lane.changed, &lane.lock); /* for what is to be told */
+    for (bool looked = false;;) {
+        bool is_untold = harvest();
+        if (lane.seen >= count || lane.state != OPEN)
+            return;
+        if (is_untold) {
+            pthread_cond_wait(&lane.changed, &lane.lock);
+        } else if (looked) {
+            sleep_until(count);
         } else {
             pthread_mutex_unlock(&lane.lock);
-            bool there = spin(count);
+            looked = !spin(count);
             pthread_mutex_lock(&lane.lock);
-            harvest();
-            if (!there && lane.seen < count && completed() == lane.seen && lane.state == OPEN)
-                sleep_until(count);
         }
-        harvest();
     }
 }
 
@@ -346,8 +347,17 @@ CUresult lane_open(void) {
     return code;
 }
 
+static bool is_refusal(const struct reply *reply) {
+    struct reader reader = reader_of(reply_bytes(reply));
+    struct wire_failed failed;
+    if (reply->code != WIRE_FAILED || !wire_read_failed(&reader, &failed))
+        return false;
+    struct reader code = map_value(failed.error, "code");
+    return bytes_equal(read_bytes(&code), "lane-refused");
+}
+
 CUresult lane_prepare(uint64_t module, uint64_t kernel, const uint64_t block[3], uint64_t shared,
-                      uint32_t *site) {
+                      uint32_t replaces, uint32_t *number, bool *refused) {
     struct request request;
     struct writer frame = {0};
     request_open(&request);
@@ -358,14 +368,19 @@ CUresult lane_prepare(uint64_t module, uint64_t kernel, const uint64_t block[3],
         .kernel = kernel,
         .block = {block[0], block[1], block[2]},
         .shared = shared,
+        .has_replaces = replaces != RING_MOST_SITES,
+        .replaces = replaces,
     };
     wire_write_prepare_launch(&frame, &message);
     connection_ask(&request, &frame);
+    *refused = is_refusal(&request.reply);
     struct wire_answer answer = {0};
-    CUresult code = session_answer("a launch", &request.reply, &answer);
+    CUresult code = CUDA_SUCCESS;
+    if (!*refused)
+        code = session_answer("a launch", &request.reply, &answer);
     struct reader value = reader_of(answer.value);
-    if (code == CUDA_SUCCESS)
-        *site = (uint32_t)read_uint(&value);
+    if (code == CUDA_SUCCESS && !*refused)
+        *number = (uint32_t)read_uint(&value);
     reply_free(&request.reply);
     return code;
 }

@@ -18,9 +18,10 @@ struct mark {
 /* Opens the lane if it is not; waits until it has its share. */
 CUresult lane_open(void);
 
-/* A launch site of it, for lane_launch. */
+/* Makes a launch site, for lane_launch, with the number of one that is used no more, unless
+ * `replaces` is RING_MOST_SITES. `refused`: no lane launches this kernel. See sites.h. */
 CUresult lane_prepare(uint64_t module, uint64_t kernel, const uint64_t block[3], uint64_t shared,
-                      uint32_t *site);
+                      uint32_t replaces, uint32_t *number, bool *refused);
 
 /* Writes a launch; waits while the ring is full. The lane must be open. */
 void lane_launch(uint32_t site, const uint32_t grid[3], const void *parameters, uint32_t size);

@@ -63,8 +63,9 @@ struct later {
 static void write_later(struct work *work) {
     struct later *later = (struct later *)work;
     if (lane_failure() == CUDA_SUCCESS)
-        lane_launch(later->site.number, later->grid, later->parameters,
+        lane_launch(later->site.place.number, later->grid, later->parameters,
                     later->kernel->parameter_bytes);
+    kernel_release_site(&later->site);
     free(later);
 }
 
@@ -143,13 +144,19 @@ CUresult launch(const struct launch *launch) {
     struct site site;
     uint64_t block[3] = {launch->block[0], launch->block[1], launch->block[2]};
     code = kernel_site(kernel, block, launch->shared, true, &site);
-    if (code == CUDA_SUCCESS)
-        code = check_cooperative(launch, &site);
     if (code != CUDA_SUCCESS)
         return code;
-    report_launch(site.form);
-    if (site.is_job || work_is_pending())
-        return post(kernel, &site, launch->grid, parameters);
-    lane_launch(site.number, launch->grid, parameters, kernel->parameter_bytes);
-    return CUDA_SUCCESS;
+    code = check_cooperative(launch, &site);
+    if (code == CUDA_SUCCESS && (site.is_job || work_is_pending())) {
+        code = post(kernel, &site, launch->grid, parameters);
+        if (code == CUDA_SUCCESS) {
+            report_launch(site.form);
+            return code; /* the site is released when the launch is written */
+        }
+    } else if (code == CUDA_SUCCESS) {
+        report_launch(site.form);
+        lane_launch(site.place.number, launch->grid, parameters, kernel->parameter_bytes);
+    }
+    kernel_release_site(&site);
+    return code;
 }

@@ -83,6 +83,9 @@ struct module *module_get(const void *handle) {
 
 static void free_kernel(struct kernel *kernel) {
     handle_take(HANDLE_KERNEL, kernel->handle);
+    for (size_t i = 0; i < kernel->site_count; i++)
+        if (kernel->sites[i].is_prepared && !kernel->sites[i].is_job)
+            sites_free(&kernel->sites[i].place);
     free(kernel->parameters);
     free(kernel->sites);
     free(kernel->name);

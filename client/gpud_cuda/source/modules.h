@@ -8,6 +8,7 @@
 #include "connection.h"
 #include "cuda_api.h"
 #include "report.h"
+#include "sites.h"
 
 struct parameter {
     uint32_t offset, size;
@@ -16,7 +17,7 @@ struct parameter {
 /* A kernel with a block shape and dynamic shared memory, as it was prepared. */
 struct site {
     uint64_t block[3], shared;
-    uint32_t number;    /* in the lane */
+    struct lane_site place;
     uint32_t occupancy; /* blocks on an SM */
     bool is_job;        /* the lane refuses it: each launch is submitted as a job */
     enum form form;
@@ -77,8 +78,10 @@ CUresult module_load(struct images *images, struct module **module);
 struct module *module_get(const void *handle);
 struct kernel *kernel_get(const void *handle);
 
-/* The site of a kernel with a block shape: measured, and with `prepare` in the lane, too. */
-CUresult kernel_site(struct kernel *kernel, const uint64_t block[3], uint64_t shared, bool prepare,
+/* The site of a kernel with a block shape: measured, and with `in_lane` prepared for launches, too.
+ * Then its place in the lane is pinned, unless it `is_job`. */
+CUresult kernel_site(struct kernel *kernel, const uint64_t block[3], uint64_t shared, bool in_lane,
                      struct site *site);
+void kernel_release_site(const struct site *site);
 
 #endif
