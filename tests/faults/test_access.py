@@ -495,6 +495,13 @@ def test_what_macros_may_make_is_refused_where_nothing_confines(source: str) -> 
     assert not isinstance(own, CompileFailed) or own.error["code"] != "invalid-argument"
 
 
+def test_a_macro_of_an_option_is_one_too() -> None:
+    job = CompileJob(1, "#if H(X)\n#endif", options=("-DH=__has_include",), cache_dir="")
+    refused = compile_job(job, ProcessRules(macros=False))
+    assert isinstance(refused, CompileFailed)
+    assert refused.error["code"] == "invalid-argument"
+
+
 def test_an_error_does_not_say_whether_there_is_a_file(tmp_path: Path) -> None:
     """A folder cannot be opened as a file; the error is that of one which is not there."""
     told = []

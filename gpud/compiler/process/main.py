@@ -146,7 +146,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
         headers = dict(job.headers)
         check_headers(headers)
         check_options(job.options, headers)
-        for text in (job.source, *headers.values()):
+        for text in (job.source, *headers.values(), *job.options):  # -D makes macros, too
             check_includes(text, macros=rules.macros or job.trusted, given=headers)
         shown = job.source or b"".join(job.images).decode("latin-1")
         with rules.dumps.compiling(shown) if rules.dumps else nullcontext() as dump:
