@@ -195,6 +195,7 @@ HARMLESS = {
     "OpenWorkload": "asks for memory of one's own; nothing of others can be named",
     "Compile": "makes a module of one's own; nothing of others can be named",
     "Resume": "numbers one's own jobs, before the first; nothing of others can be named",
+    "StreamFailure": "speaks of a stream of one's own; nothing of others can be named",
 }
 
 
