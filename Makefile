@@ -143,7 +143,7 @@ faults: install ## attack it, kill it, fuzz it, and use it for an hour: two hour
 
 stress: install ## the long runs that `make test` leaves out: half an hour
 	$(BIN)/python -m campaigns.run resizes
-	GPUD_STRUCTURED_KERNELS=1000 GPUD_WORKLOAD_STEPS=500000 GPUD_SCHEDULER_SEEDS=1000 \
+	GPUD_STRUCTURED_KERNELS=1000 GPUD_LLVM_PROGRAMS=1000 GPUD_WORKLOAD_STEPS=500000 GPUD_SCHEDULER_SEEDS=1000 \
 		$(BIN)/python -m pytest tests/property --timeout=3600 --hypothesis-profile=search $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m slow -n auto tests/conformance $(PYTEST_ARGS)
 	$(BIN)/python -m campaigns.run memory_turns
