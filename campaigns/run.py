@@ -23,7 +23,6 @@ CAMPAIGNS = {
     "resizes": "RESIZES",
     "memory_turns": "MEMORY_TURNS",
     "task_kills": "TASK_KILLS",
-    "task_kills": "TASK_KILLS",
 }
 _FOLDERS = {"lane_kills": "client_kills"}
 
