@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from fractions import Fraction
 from typing import Annotated, Any
@@ -109,19 +110,33 @@ def why(
 
 def cancel(
     jobs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="JOB...", help="As gpuctl ps shows them.", autocompletion=_present_jobs
+            metavar="[JOB...]", help="As gpuctl ps shows them.", autocompletion=_present_jobs
         ),
-    ],
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All jobs of yours, or of --user.")] = False,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="NAME", help="With --all: whose; as gpuctl ps shows it."),
+    ] = None,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """End jobs. It fails if one of them is unknown or has ended, and still ends the others."""
-    wanted = [(job, parse_job(job)) for job in jobs]
+    if bool(jobs) == every or (user is not None and not every):
+        raise typer.BadParameter("name jobs, or give --all, with --user for another user's")
+    for job in jobs or ():
+        parse_job(job)  # finds a mistake without a daemon
     rows: list[dict[str, Any]] = []
     with connect(socket) as client:
-        for job, which in wanted:
+        if every:
+            jobs = [
+                str(row["id"])
+                for row in client.query("jobs").get("jobs", [])
+                if (row.get("uid") == os.geteuid() if user is None else row.get("user") == user)
+            ]
+        for job, which in [(job, parse_job(job)) for job in jobs or ()]:
             try:
                 ended = client.cancel(which)
                 rows.append({"id": job, "cancelled": ended, "error": None})
@@ -140,7 +155,7 @@ def cancel(
             say(f"job {row['id']} is being ended")
         else:
             typer.echo(f"gpuctl: job {row['id']} had ended before; see gpuctl history", err=True)
-    if not all(row["cancelled"] for row in rows):
+    if not (every or all(row["cancelled"] for row in rows)):  # some may have ended meanwhile
         raise typer.Exit(FAILED)
 
 

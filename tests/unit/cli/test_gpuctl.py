@@ -26,8 +26,9 @@ from gpud_client.cli import main
 from gpud_client.cli import queries as looking
 from gpud_client.cli.app import app
 from gpud_client.cli.exit_status import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
+from gpud_client.cli.job_control import parse_job
 from tests.support.fake_daemon import FakeDaemon
-from tests.unit.cli.scripted_daemon import ANSWERS, ENDED, RUNNING, Peer, scripted
+from tests.unit.cli.scripted_daemon import ANSWERS, ENDED, RUNNING, WAITING, Peer, scripted
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
@@ -383,6 +384,17 @@ def test_cancel_goes_on_after_a_job_that_it_cannot_end(
     assert rows[0]["error"]["code"] == "unknown-name"
 
 
+def test_cancel_all_of_a_user(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**RUNNING, "uid": os.geteuid()}, {**WAITING, "uid": 70001, "user": "bob"}]
+    peer.answers["jobs"] = {"jobs": rows}
+    assert main(["cancel", "--all"]) == DONE
+    assert main(["cancel", "--all", "--user", "bob"]) == DONE
+    ids = [parse_job(str(row["id"])) for row in rows]
+    assert [message.job for message in peer.of(Cancel)] == ids
+    for wrong in (["--all", "3.17"], [], ["3.17", "--user", "bob"]):
+        assert main(["cancel", *wrong]) == USAGE
+
+
 def test_run_compiles_for_its_device_alone(folder: Path) -> None:
     daemon = FakeDaemon(devices=2)
     daemon.finish_at_once = True
@@ -461,7 +473,7 @@ def test_without_a_daemon(
         (["resize", "3.17", "--quota", "0"], "greater than 0"),
         (["resize", "third", "--quota", "1"], "3.17"),
         (["cancel", "3.17", "4"], "3.17"),
-        (["cancel"], "Missing argument"),
+        (["cancel"], "name jobs, or give --all"),
         (["trace"], "Missing option"),
         (["status", "--colour"], "No such option"),
         (["state"], "No such command"),
