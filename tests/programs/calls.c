@@ -100,6 +100,19 @@ static void run_threads(void) {
         pthread_join(threads[i], NULL);
 }
 
+/* Waiting while launches end: a wait must end with the last one, however the looks at it fall. */
+static void wait_often(void) {
+    enum { WAITS = 300, LAUNCHES = 100 };
+    CUdeviceptr device;
+    RIGHT(cuMemAlloc(&device, COUNT * 4));
+    for (int i = 0; i < WAITS; i++) {
+        for (int j = 0; j < LAUNCHES; j++)
+            launch(device, 1, NULL);
+        RIGHT(cuCtxSynchronize());
+    }
+    RIGHT(cuMemFree(device));
+}
+
 /* A tile of a matrix, out of one and into another. */
 static void copy_areas(void) {
     CUdeviceptr device;
@@ -187,6 +200,7 @@ int main(void) {
     RIGHT(cuModuleLoadData(&module, ptx));
     RIGHT(cuModuleGetFunction(&add_to, module, "add_to"));
     run_threads();
+    wait_often();
     copy_areas();
     make_mistakes();
     fork_once();
