@@ -105,7 +105,7 @@ $(PROGRAMS_STAMP): $(STAMP) $(PROGRAMS)/constraints.txt
 test-programs: $(PROGRAMS_STAMP) ## programs over Numba, Triton, Taichi, tinygrad and Dr.Jit, unchanged
 	$(BIN)/python -m pytest $(PROGRAMS)/framework_tests.py $(PYTEST_ARGS)
 
-test-numba: $(PROGRAMS_STAMP) ## Numba's own tests of its CUDA target; PART=ci is a part of three minutes
+test-numba: $(PROGRAMS_STAMP) ## Numba's own tests of its CUDA target; PART=ci its tests of the driver
 	$(BIN)/python -m tests.programs.numba_suite $(PART)
 
 check: lint types ## format, lint, types

@@ -1,6 +1,6 @@
 """Runs Numba's own tests of its CUDA target over gpud, and compares the failures with a list.
 
-``python -m tests.programs.numba_suite all|ci``: all tests, or a part of three minutes. It fails
+``python -m tests.programs.numba_suite all|ci``: all tests, or those of the driver alone. It fails
 if a test fails that ``numba_failures.toml`` does not name, or passes that it names.
 """
 
@@ -20,13 +20,7 @@ PYTHON = ROOT / ".venv-programs" / "bin" / "python"
 KNOWN = HERE / "numba_failures.toml"
 PARTS = {
     "all": ["numba.cuda.tests"],
-    "ci": [
-        "numba.cuda.tests.cudadrv",
-        *(
-            f"numba.cuda.tests.cudapy.test_{name}"
-            for name in ("matmul", "print", "reduction", "sm")
-        ),
-    ],
+    "ci": ["numba.cuda.tests.cudadrv"],
 }
 PROCESSES = 2
 
