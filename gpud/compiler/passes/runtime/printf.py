@@ -89,7 +89,9 @@ def pass_printf(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def _rewritten(function: Function) -> Function:
-    body = function.body or []
+    body = function.body
+    if body is None:
+        return function  # a declaration of one that is defined behind its callers
     extents = _Extents(body)
     made: list[Statement] = []
     stored: dict[str, Operand] = {}
