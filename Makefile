@@ -126,7 +126,7 @@ demo: install ## the shortest way to see gpud work
 	@$(BIN)/gpud demo
 
 # What hostile and dying programs can do: `make faults`.
-FAULTS := out_of_bounds client_kills lane_kills host_failures task_kills fuzz rings soak
+FAULTS := out_of_bounds client_kills lane_kills host_failures task_kills neighbour_costs fuzz rings soak
 
 bench: install ## measure, print, and keep the figures under bench/results/
 	@for b in $(wildcard bench/bench_*.py); do \

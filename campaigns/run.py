@@ -23,6 +23,7 @@ CAMPAIGNS = {
     "resizes": "RESIZES",
     "memory_turns": "MEMORY_TURNS",
     "task_kills": "TASK_KILLS",
+    "neighbour_costs": "NEIGHBOUR_COSTS",
 }
 _FOLDERS = {"lane_kills": "client_kills"}
 
