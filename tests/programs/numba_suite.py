@@ -28,8 +28,7 @@ PROCESSES = 2
 def main() -> int:
     """Run a part, print what differs from the list, and return the exit status."""
     part = sys.argv[1] if len(sys.argv) > 1 else "all"
-    report = ROOT / "bench" / "out" / f"numba-{part}.xml"
-    report.parent.mkdir(exist_ok=True)
+    report = ROOT / ".venv-programs" / f"numba-{part}.xml"
     run_tests(PARTS[part], report)
     outcomes = read_outcomes(report)
     known = tomllib.loads(KNOWN.read_text())

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SKIP = {".git", ".venv", ".venv-ray", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+SKIP = {
+    ".git", ".venv", ".venv-programs", ".venv-ray", "__pycache__", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache",
+}  # fmt: skip
 SKIP |= {".gpu", ".hypothesis", "build", "dist", "site"}
 
 # Written in pieces, so that this file does not name what it looks for.
