@@ -94,11 +94,10 @@ def test_each_block_has_its_bit_and_its_place(blocks: int) -> None:
     assert offsets(np.dtype(words.STATUS_RECORD)) == {
         "live": 0,
         "begun": 4,
-        "halt": 8,
-        "sm": 12,
-        "left": 14,
+        "sm": 8,
+        "left": 10,
     }
-    assert words.left_at(1) == 14
+    assert words.left_at(1) == 10
 
 
 def test_each_sm_has_its_bit() -> None:

@@ -248,7 +248,9 @@ def test_passes_run_in_order_and_only_on_their_forms() -> None:
         "printf",
     ]
     forming = ["hidden-parameters", "exit-aware", "persistent", "sliced"]
-    assert [p.name for p in PASSES] == ["checking", *watching, *forming, "fault-lowering"]
+    assert [p.name for p in PASSES] == [
+        "arena-variables", "checking", *watching, *forming, "fault-lowering",
+    ]  # fmt: skip
     module = entry("ret;")
     for form, names in {
         Form.PERSISTENT: ["hidden-parameters", "exit-aware", "persistent"],

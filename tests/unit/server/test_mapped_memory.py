@@ -53,7 +53,10 @@ class World:
         """A workload of a session of its own."""
         self._last += 1
         owner: Any = SimpleNamespace(
-            number=self._last, uid=uid, send_with=lambda message, _: self.lent.append(message[0])
+            number=self._last,
+            uid=uid,
+            account=uid,
+            send_with=lambda message, _: self.lent.append(message[0]),
         )
         terms = wm.OpenWorkload(1, 0, MIB, temporary, 0, 1, mapped=True)
         workload = Workload(self._last, owner, terms)

@@ -22,6 +22,7 @@ DEVICE = {
 }  # fmt: skip
 STATUS = {
     "version": "0.1.0", "policy": "shares", "uptime_s": 12.5, "draining": False, "clients": 4,
+    "orphaned_sessions": 0, "loop_stalls": 3, "loop_longest_stall_s": 0.075,
     "jobs": {"running": 2, "ending": 1}, "ended": {"done": 5, "failed": 1, "cancelled": 0},
     "devices": [DEVICE],
 }  # fmt: skip
