@@ -154,11 +154,14 @@ def own_bytes(ins: Instruction) -> int:
 
 
 def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[MemoryAccess, ...]:
-    """Return the single access of an instruction, with the state space of its opcode."""
+    """Return the single access of an instruction, with the state space of its opcode.
+
+    ``span``: its length; of a load that uses no more than a part, the check covers that.
+    """
     if operand >= len(ins.operands) or not isinstance(ins.operands[operand], Address):
         raise unsupported_access(ins)
     generic = state_space(ins.opcode) == "generic"
-    return (MemoryAccess(operand, span, span, generic, writes),)
+    return (MemoryAccess(operand, ins.opcode.used_of(span), span, generic, writes),)
 
 
 # -- families ----------------------------------------------------------------------------------

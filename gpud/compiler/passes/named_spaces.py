@@ -123,7 +123,7 @@ def _with_space(op: Opcode, space: str) -> Opcode:
         at = 1
         while at < len(parts) and parts[at] in _BEFORE_SPACE:
             at += 1
-    return opcode(".".join((*parts[:at], space, *parts[at:])))
+    return opcode(".".join((*parts[:at], space, *parts[at:])), op.used_bytes_mask)
 
 
 def _free_name(body: list[Statement]) -> str:

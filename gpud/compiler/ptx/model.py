@@ -173,23 +173,33 @@ Operand = (
 class Opcode:
     """``ld.global.v4.f32``: ``base`` is ``ld``, ``modifiers`` the dotted rest in order.
 
+    ``used_bytes_mask`` is that of the ``.pragma`` before a load: bit i says that the program uses
+    byte i, and 0 that it uses all. Others may lie outside the memory that it owns.
+
     Made by `opcode`, which returns one shared object for equal texts.
+
+    Source: PTX ISA 9.0, chapter 12, "used_bytes_mask".
     """
 
     text: str
     base: str
     modifiers: tuple[str, ...]
+    used_bytes_mask: int = 0
 
     def has(self, modifier: str) -> bool:
         """Return whether ``modifier`` (without its dot) is one of the modifiers."""
         return modifier in self.modifiers
 
+    def used_of(self, span: int) -> int:
+        """Return how many of the ``span`` bytes of a load lie before the end of the last used."""
+        return min(span, self.used_bytes_mask.bit_length() or span)
+
 
 @lru_cache(maxsize=65536)
-def opcode(text: str) -> Opcode:
+def opcode(text: str, used_bytes_mask: int = 0) -> Opcode:
     """Return the shared `Opcode` for a text such as ``"add.s32"``."""
     base, *modifiers = text.split(".")
-    return Opcode(text, base, tuple(modifiers))
+    return Opcode(text, base, tuple(modifiers), used_bytes_mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,8 @@ def _statements(body: Iterable[Statement], out: list[str], texts: dict[int, str]
     for statement in body:
         if type(statement) is Instruction:
             text = statement.opcode.text
+            if statement.opcode.used_bytes_mask:
+                append(f'\t.pragma "used_bytes_mask {statement.opcode.used_bytes_mask}";')
             if statement.operands:
                 parts = []
                 for operand in statement.operands:

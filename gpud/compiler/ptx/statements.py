@@ -67,6 +67,7 @@ _LOC = re.compile(
     r"\s*,\s*inlined_at\s+[0-9]+\s+[0-9]+\s+[0-9]+)?)",
     re.ASCII,
 )
+_USED_BYTES = re.compile(r'"used_bytes_mask\s+(0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,9})U?"', re.ASCII)
 _LABEL = re.compile(rf"({IDENTIFIER})\s*:(?!:)", re.ASCII)
 _GUARD = re.compile(rf"@\s*(!?)\s*({IDENTIFIER})", re.ASCII)
 _DEPTH = 64
@@ -85,7 +86,7 @@ class StatementParser(Cursor):
     ``table`` maps operand texts to nodes under the declarations visible at the cursor.
     """
 
-    __slots__ = ("_depth", "_guards", "_opcodes", "_percent_labels", "table")
+    __slots__ = ("_depth", "_guards", "_masks", "_opcodes", "_percent_labels", "table")
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -94,6 +95,7 @@ class StatementParser(Cursor):
         self._guards = _Guards()
         self._opcodes = _Opcodes()
         self._percent_labels = False
+        self._masks = False
 
     def function_body(self) -> list[Statement]:
         """Parse the statements of a function, from ``{`` to after ``}``."""
@@ -101,6 +103,9 @@ class StatementParser(Cursor):
         if self._percent_labels:
             _resolve_percent_labels(body)
             self._percent_labels = False
+        if self._masks:
+            _join_masks(body)
+            self._masks = False
         return body
 
     def body(self) -> list[Statement]:
@@ -227,6 +232,7 @@ class StatementParser(Cursor):
             strings = self.take(STRINGS, "a string")
             self.expect(";")
             out.append(Pragma(comma_separated(strings), line))
+            self._masks = self._masks or _USED_BYTES.fullmatch(strings) is not None
         elif keyword in _LISTS and out and isinstance(label := out[-1], Label):
             out.pop()  # the label stood on a line of its own
             self.pos, self.line = at, line
@@ -347,6 +353,22 @@ def _register_names(
             if name[0] != "%" or name in names or is_special_register(name)
         )
     return odd
+
+
+def _join_masks(body: list[Statement]) -> None:
+    """Make pragmas of used bytes part of the loads behind them, so that nothing comes between."""
+    joined: list[Statement] = []
+    for statement in body:
+        if isinstance(statement, Scope):
+            _join_masks(statement.body)
+        elif isinstance(statement, Instruction) and statement.opcode.base in ("ld", "ldu"):
+            last = joined[-1] if joined else None
+            mask = _USED_BYTES.fullmatch(last.text) if isinstance(last, Pragma) else None
+            if mask is not None:
+                joined.pop()
+                statement.opcode = opcode(statement.opcode.text, int(mask[1], 0))
+        joined.append(statement)
+    body[:] = joined
 
 
 def _resolve_percent_labels(body: list[Statement]) -> None:

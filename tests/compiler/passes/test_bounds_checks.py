@@ -248,6 +248,19 @@ def test_no_opcode_that_touches_memory_counts_as_arithmetic() -> None:
 # -- guards and conditions ---------------------------------------------------------------------
 
 
+MASKED = '.pragma "used_bytes_mask 4095"; ld.global.v4.u32 {%r1, %r2, %r3, %r4}, '
+
+
+def test_a_check_covers_the_bytes_of_a_load_that_are_used() -> None:
+    (one,) = checks(f"{MASKED}[%d1];")
+    assert [(m.low, m.span, m.align) for m in one.members] == [(0, 12, 16)]
+    # The last three of seven words, and a vector of which one word is missing.
+    for size, inside in ((28, True), (24, False)):
+        table = f".global .align 16 .b8 table[{size}];"
+        module, _ = checked(program(table, BODY.format(f"{MASKED}[table+16];")))
+        assert len(found(module.entries()["k"])) == int(not inside)
+
+
 def test_a_guard_is_the_checks_too() -> None:
     for text, guard in (("@%p1 ", Guard(P1)), ("@!%p1 ", Guard(P1, negated=True))):
         (one,) = checks(f"{text}ld.global.u32 %r1, [%d1];")

@@ -40,7 +40,7 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.compiler.ptx.operands import parse_operand
 from gpud.compiler.ptx.parser import parse
-from gpud.compiler.ptx.printer import print_module
+from gpud.compiler.ptx.printer import print_module, print_statement
 
 HEADER = ".version 8.0\n.target sm_90\n.address_size 64\n"
 
@@ -366,6 +366,24 @@ def test_debug_information_is_kept() -> None:
         Directive('.file 1 "a b;.cu", 12, 34'),
         Directive(".section .debug_x\n{\n.b8 1 // }\n.b8 2\n}"),
     ]
+
+
+def test_a_pragma_of_used_bytes_is_part_of_the_load_behind_it() -> None:
+    load = "ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r5];"
+    for mask in ("4095", "0xFFF", "0xfffU"):
+        text = f'.pragma "used_bytes_mask {mask}";\n@%p1 {load}'
+        (statement,) = body_of(text)
+        assert isinstance(statement, Instruction)
+        assert statement.opcode == opcode("ld.shared.v4.u32", 4095)
+        printed = '\t.pragma "used_bytes_mask 4095";\n\t@%p1 ' + load
+        assert print_statement(statement) == printed
+    assert body_of(f'{{ .pragma "used_bytes_mask 1"; ld.u32 %r1, [a]; }} {load}') == [
+        Scope([Instruction(opcode("ld.u32", 1), (Register("%r1"), Address(Symbol("a"))))]),
+        instruction_of(load),
+    ]
+    # What no load follows says nothing that is known.
+    pragma, *_ = body_of('.pragma "used_bytes_mask 15"; mov.u32 %r1, 0;')
+    assert pragma == Pragma('"used_bytes_mask 15"')
 
 
 def test_what_is_not_known_is_kept() -> None:

@@ -141,7 +141,7 @@ class _Rewriter:
         place = operands[-1]
         if isinstance(place, Address) and isinstance(place.base, Symbol):
             return op  # gpud's own
-        return opcode(op.text.replace(".const", ".global", 1))
+        return opcode(op.text.replace(".const", ".global", 1), op.used_bytes_mask)
 
     def _operand(self, operand: Operand, before: list[Statement]) -> Operand:
         if isinstance(operand, Address) and isinstance(operand.base, Symbol):

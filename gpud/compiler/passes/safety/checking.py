@@ -179,7 +179,7 @@ class _Announcer:
                 stores = how | access.span
         if state_space(op) == "shared" and op.base in ("ld", "ldu", "st", "atom", "red"):
             writes = op.base in ("st", "atom", "red")
-            how = _how(op.base, op.modifiers, writes) | strong | own_bytes(ins)
+            how = _how(op.base, op.modifiers, writes) | strong | op.used_of(own_bytes(ins))
             self._shared(ins, 1 if op.base in ("ld", "ldu", "atom") else 0, how)
             if how & WRITES and not how & READS:
                 stores = how

@@ -110,3 +110,26 @@ def test_reserved_shared_memory_is_separate(world: Arena, form: Form) -> None:
     error = world.run(RESERVED, world.base, np.int32(1024), form=form, block=1)
     assert isinstance(error, IllegalAddress)
     assert error.space == "shared"
+
+
+MASKED = f"""{HEAD}.extern .shared .align 16 .b8 more[];
+.visible .entry k(.param .u64 out)
+{{ .reg .u32 %r<9>; .reg .u64 %rd<4>; ld.param.u64 %rd1, [out];
+st.shared.u32 [more+16], 5; st.shared.u32 [more+20], 6; st.shared.u8 [more+26], 7;
+.pragma "used_bytes_mask 4095";
+ld.shared.v4.u32 {{%r1, %r2, %r3, %r4}}, [more+16];
+shr.u32 %r3, %r3, 16; and.b32 %r3, %r3, 255;
+st.global.u32 [%rd1], %r1; st.global.u32 [%rd1+4], %r2; st.global.u32 [%rd1+8], %r3; ret; }}"""
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced"])
+def test_a_load_may_reach_beyond_the_end_with_bytes_that_are_not_used(
+    world: Arena, form: Form
+) -> None:
+    """NVVM reads the last three of seven words as four, and says which bytes it uses."""
+    world.bytes[:] = 0
+    assert world.run(MASKED, world.base, form=form, block=1, shared=28) is None
+    assert world.words()[:3].tolist() == [5, 6, 7]
+    error = world.run(MASKED, world.base, form=form, block=1, shared=27)
+    assert isinstance(error, IllegalAddress)
+    assert error.space == "shared"

@@ -80,8 +80,9 @@ def accesses(ins: ptx.Instruction) -> list[CheckedAccess]:
         return []
     if base in ("ld", "ldu", "st", "atom", "red"):
         size = _type_bytes(modifiers)
-        count = next((_VECTORS[m] for m in modifiers if m in _VECTORS), 1)
-        return [CheckedAccess(state_space(ins.opcode), addresses[0], size * count, size * count)]
+        size *= next((_VECTORS[m] for m in modifiers if m in _VECTORS), 1)
+        used = ins.opcode.used_of(size)
+        return [CheckedAccess(state_space(ins.opcode), addresses[0], used, size)]
     if base == "mbarrier":
         if modifiers[0] == "pending_count":
             return []
