@@ -75,6 +75,12 @@ class Config:
         "nothing from each other; or, to compare with, fifo (run to completion) or equal (shares "
         "by weight alone; a job with a reservation is refused)",
     )
+    work_conserving: bool = setting(
+        types.switch(),
+        "off",
+        "whether on the CPU device a job may do more work than its quota while nobody else needs "
+        "the time: for those who only compute",
+    )
     rebalance_hold_ns: int = setting(
         quantities.duration("ms", most_s=60, least_ns=10**6),
         "100 ms",

@@ -57,6 +57,7 @@ class StartJob(NamedTuple):
         epoch: 0.
         online: the job's blocks have priority when they are placed on SMs.
         exclusive: number of whole SMs dedicated to the job, which runs on no others; 0: none.
+        quota: slices whose work it may do at most; 0: as much as it can.
     """
 
     job: JobId
@@ -66,6 +67,7 @@ class StartJob(NamedTuple):
     epoch: int
     online: bool
     exclusive: int = 0
+    quota: int = 0
 
 
 class ResizeJob(NamedTuple):
@@ -86,6 +88,7 @@ class ResizeJob(NamedTuple):
     booked: Annotated[
         int, uint(32), "slices taken from it by take-back plans that `slices` takes into account"
     ] = 0
+    quota: Annotated[int, uint(32), "slices whose work it may do at most; 0: no limit"] = 0
 
 
 class TakeBackPlan(NamedTuple):

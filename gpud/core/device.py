@@ -148,6 +148,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.now_ns = now_ns
         self._hold_ns = settings.hold_ns if separates_online else 0
         self._separates_online = separates_online
+        self._work_conserving = settings.work_conserving
         self._starts = 0
         self._online_taken, self._online_counted_ns = 0, now_ns
 
@@ -447,19 +448,32 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         smaller: list[Command] = []
         larger: list[Command] = []
         for job in self.resized.values():
-            if job.slices != job.sent_slices or job.booked:
+            quota = job.sent_quota if job.whole else self._work_quota(job)
+            if job.slices != job.sent_slices or job.booked or quota != job.sent_quota:
                 job.epoch += 1
-                command = ResizeJob(job.id, self.index, job.slices, job.epoch, job.booked)
+                command = ResizeJob(job.id, self.index, job.slices, job.epoch, job.booked, quota)
                 (larger if job.slices > job.sent_slices else smaller).append(command)
                 job.sent_slices = job.slices
+                job.sent_quota = quota
                 job.booked = 0
         self.resized.clear()
-        started: list[Command] = [
-            StartJob(job.id, self.index, job.occupancy, job.slices, 0, job.online, job.partition)
-            for job in self.starting
-        ]
+        started: list[Command] = []
+        for job in self.starting:
+            job.sent_quota = self._work_quota(job)
+            started.append(
+                StartJob(
+                    job.id, self.index, job.occupancy, job.slices, 0, job.online, job.partition,
+                    job.sent_quota,
+                )
+            )  # fmt: skip
         self.starting.clear()
         return smaller + started + larger
+
+    def _work_quota(self, job: JobRecord) -> int:
+        """Return the slices whose work a job may do at most; 0: as much as it can."""
+        if self._work_conserving or job.online or job.quota is None:
+            return 0
+        return 0 if job.quota_slices * job.slice >= self.capacity else job.quota_slices
 
     def lost_error(self, what: str, culprit: JobId | None = None) -> DeviceLost:
         """Return the error for a job that the device cannot run.

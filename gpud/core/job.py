@@ -78,7 +78,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     | attribute     | view                                                     | changes when      |
     | ------------- | -------------------------------------------------------- | ----------------- |
     | `slices`      | the scheduler's latest decision                          | a policy decides  |
-    | `sent_slices` | what the device was last commanded                       | a command is sent |
+    | `sent_slices`,| what the device was last commanded                       | a command is sent |
+    | `sent_quota`  |                                                          |                   |
     | `grants`      | (epoch, slices) of the decisions from the one that the   | decided; reported |
     |               | device last confirmed up to the latest                   |                   |
     | `reported`    | what the device last reported as held                    | `BlocksLeft`      |
@@ -173,6 +174,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "quota_slices",
         "reported",
         "reservation",
+        "sent_quota",
         "sent_slices",
         "service_base",
         "session",
@@ -212,7 +214,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.least = self.most = self.quota_slices = 0
         # The views of its size: see the class.
         self.slices = 0
-        self.sent_slices = 0
+        self.sent_slices = self.sent_quota = 0
         self.reported = 0
         self.held = 0
         self.exhausted = False

@@ -252,6 +252,8 @@ class Scheduler:
             if error is None and job.started:
                 with device.changing(Because.OWNER):
                     error = self.policy.resize(device, job)
+                if job.live:
+                    device.resized[job.id] = job  # the quota alone may have changed
             device.users.changed = True
         if error is not None:
             job.reservation, job.quota, job.least, job.most, job.quota_slices = before

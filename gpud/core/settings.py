@@ -38,6 +38,7 @@ class Settings:
             killable or the kill has no effect, its device host is replaced.
         max_preparations: after how many hosts in a row that were lost while being prepared for a
             job the job fails.
+        work_conserving: whether a job may do more work than its quota where nobody needs the time.
         debug: check every invariant after every event. Slow.
 
     Raises:
@@ -51,6 +52,7 @@ class Settings:
     rebalance_limit: int = 5
     grace_ns: int = 2_000_000_000
     max_preparations: int = 3
+    work_conserving: bool = False
     debug: bool = False
 
     def __post_init__(self) -> None:

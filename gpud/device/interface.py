@@ -190,6 +190,12 @@ class Run(Protocol):
     def resize(self, slices: int) -> None:
         """Set the number of slices; returns at once."""
 
+    def limit(self, quota: int) -> None:
+        """Let it do no more work than so many slices can, on devices that can tell; 0: no limit.
+
+        To be called before the first `resize`, and whenever it changes.
+        """
+
     def clear(self, sms: Collection[int]) -> None:
         """Vacate these SMs, by ``%smid``, and keep off them from now on; returns at once.
 

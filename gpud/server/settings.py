@@ -57,6 +57,7 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
         rebalance_hold_ns=config.rebalance_hold_ns,
         rebalance_limit=config.rebalance_limit,
         grace_ns=config.grace_ns,
+        work_conserving=config.work_conserving,
         debug=validate,
     )
 

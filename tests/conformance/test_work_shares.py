@@ -6,7 +6,7 @@ import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite.case import Form
-from tests.conformance.work_shares import SLICES, errors
+from tests.conformance.work_shares import SLICES, errors, errors_alone
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
@@ -25,3 +25,39 @@ def test_work_follows_shares(sms: int, slices: tuple[int, ...], rounds: int, for
     with CPUDevice(sms) as device:
         parts = errors(device, slices, form, rounds)
     assert max(map(abs, parts)) <= 0.05, parts
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced"])
+@pytest.mark.parametrize(
+    ("sms", "quotas"),
+    [
+        # Little of a core: its other processes leave SM threads, which are nice, a tenth.
+        pytest.param(1, (1, 2), id="small-quotas"),
+        pytest.param(1, (1, 8, 16, 32), id="one-sm", marks=pytest.mark.ci),
+        pytest.param(2, (2, 8, 16), id="two-sms", marks=pytest.mark.ci),
+    ],
+)
+def test_work_of_a_job_alone_follows_its_quota(
+    sms: int, quotas: tuple[int, ...], form: Form
+) -> None:
+    with CPUDevice(sms) as device:
+        parts = errors_alone(device, quotas, form, 2_000, spread=sms > 1)
+    assert max(map(abs, parts)) <= 0.1, parts
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced"])
+@pytest.mark.parametrize(
+    ("sms", "quotas", "rounds"),
+    [
+        pytest.param(1, (2, 6), 2_000, id="one-sm", marks=pytest.mark.ci),
+        pytest.param(1, (8, 24), 20_000, id="full", marks=pytest.mark.ci),
+        pytest.param(2, (1, 2), 2_000, id="an-sm-each"),
+        pytest.param(2, (4, 12), 2_000, id="an-sm-each-large", marks=pytest.mark.ci),
+    ],
+)
+def test_work_beside_others_follows_quotas(
+    sms: int, quotas: tuple[int, ...], rounds: int, form: Form
+) -> None:
+    with CPUDevice(sms) as device:
+        parts = errors(device, quotas, form, rounds, quotas=True)
+    assert max(map(abs, parts)) <= 0.1, parts

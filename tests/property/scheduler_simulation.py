@@ -543,6 +543,8 @@ class World:
             work = self.work[command.device][command.job]
             if work.lends:
                 continue  # it does not have what it gives
+            if command.slices == work.commanded and not command.booked:
+                continue  # its quota alone has changed
             gives = command.slices < work.commanded and self.reservation[command.job] is None
             alone = self.scheduler.policy.name != "equal" and not online
             asked = isinstance(event, ev.ResizeRequested | ev.PauseRequested | ev.LaneWoke)

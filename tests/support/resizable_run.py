@@ -118,6 +118,10 @@ class ResizableRun:
         """Set the number of slices; returns at once."""
         self._run.resize(slices)
 
+    def limit(self, quota: int) -> None:
+        """Let it do no more work than so many slices can; returns at once."""
+        self._run.limit(quota)
+
     def stop(self) -> None:
         """`resize` to 0: running task blocks end, unclaimed ones are left."""
         self._run.resize(0)

@@ -247,7 +247,7 @@ class Host:
     def _resize_job(self, command: m.ResizeJob) -> None:
         running = self._jobs.get(command.job)
         if running is not None:
-            running.resize(command.slices, command.epoch, command.booked)
+            running.resize(command.slices, command.epoch, command.booked, command.quota)
 
     def _end_job(self, command: m.EndJob) -> None:
         running = self._jobs.get(command.job)

@@ -159,6 +159,7 @@ class StartRun(NamedTuple):
     epoch: Annotated[int, uint(32), "0 for the start, one more with each `ResizeJob`"]
     online: Annotated[bool, flag(), "its blocks start before those of offline jobs"]
     exclusive: Annotated[int, uint(16), "whole SMs reserved for it alone; 0: none"] = 0
+    quota: Annotated[int, uint(32), "slices whose work it may do at most; 0: no limit"] = 0
 
 
 _front(7)(ResizeJob)
@@ -298,6 +299,7 @@ class StartLane(NamedTuple):
     epoch: Annotated[int, uint(32), "as in `StartRun`"]
     online: Annotated[bool, flag(), "its blocks start before those of offline jobs"]
     exclusive: Annotated[int, uint(16), "whole SMs reserved for it alone; 0: none"] = 0
+    quota: Annotated[int, uint(32), "slices whose work it may do at most; 0: no limit"] = 0
 
 
 @_front(21)

@@ -50,6 +50,7 @@ class RunningJob:
         self.run: Any = None
         self._epoch = command.epoch
         self._slices = command.slices
+        self._quota = command.quota
         self._taken = 0
         self._send = send
         self._forget = forget
@@ -68,6 +69,8 @@ class RunningJob:
         """Start ``run``, whose callbacks are `on_left` and `on_over`."""
         self.run = run
         try:
+            if self._quota:
+                run.limit(self._quota)
             run.resize(self._slices)
         except BaseException:
             self._sent = True  # the caller reports the failure
@@ -76,7 +79,7 @@ class RunningJob:
         if self._changed:
             self.report()
 
-    def resize(self, slices: int, epoch: int, booked: int = 0) -> None:
+    def resize(self, slices: int, epoch: int, booked: int = 0, quota: int = 0) -> None:
         """Execute a `ResizeJob`. A job that is ending stays at 0 slices.
 
         What lanes have taken, and the front has not booked, is taken from any size.
@@ -86,6 +89,9 @@ class RunningJob:
             with self._sizing:
                 self._slices = slices
                 self._taken -= booked
+                if quota != self._quota:
+                    self._quota = quota
+                    self.run.limit(quota)
                 if not self._ending:
                     self.run.resize(max(0, slices - self._taken))
         finally:

@@ -354,6 +354,7 @@ class Runner:
                 command.epoch,
                 command.online,
                 command.exclusive,
+                command.quota,
             ),
         )
         self._changed(job, now_ns)
@@ -364,7 +365,7 @@ class Runner:
         descriptor = memfd.create(f"gpud-lane-{job_name(job.id)}", size)
         opening = hm.StartLane(
             job.id, job.session, command.occupancy, command.slices, command.epoch, command.online,
-            command.exclusive,
+            command.exclusive, command.quota,
         )  # fmt: skip
         try:
             if self._devices[command.device].jobs.open_lane(opening, descriptor):

@@ -461,8 +461,21 @@ def test_a_lower_quota_shrinks_at_once_and_a_higher_one_grows() -> None:
     found = driver.resize(1, quota="2")
     assert found[0] == out.Confirm(7)
     assert slices(found) == [(1, 2)]
-    assert slices(driver.resize(1, quota="6")) == [], "its blocks have not left"
+    assert slices(driver.resize(1, quota="6")) == [(1, 2)], "its blocks have not left"
     assert slices(driver.left(1, 2)) == [(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("work_conserving", "quotas"), [(False, [2, 4, 0]), (True, [0])], ids=["caps", "conserves"]
+)
+def test_the_device_hears_how_much_work_a_quota_allows(
+    work_conserving: bool, quotas: list[int]
+) -> None:
+    driver = Driver(8, work_conserving=work_conserving)
+    found = [*driver.offline(1, "2", blocks=1), *driver.resize(1, quota="4")]
+    found += driver.resize(1, quota="8")  # the whole device: no limit
+    told = [one.quota for one in found if isinstance(one, out.StartJob | out.ResizeJob)]
+    assert told == quotas
 
 
 def test_a_higher_reservation_is_like_a_new_request_for_the_difference() -> None:

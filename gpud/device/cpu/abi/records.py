@@ -162,13 +162,16 @@ whole needs.
 
 SHARE, SHARE_BYTES = _fields(
     ("virtual_ns", "i64"),
+    ("paid_ns", "i64"),
     ("busy", "i32"),
     ("blocks", "i32"),
     ("throttled", "i32"),
     ("standby", "i32"),
+    ("rate", "i32"),
 )
 """What a run has of one SM, in a cache line of its own, written by that SM's thread alone except
-for ``standby``, a `Standby`.
+for ``standby``, a `Standby`, and ``rate``: the most of the SM's time, 0: all of it. ``paid_ns``:
+when the turns that it had are paid, see `gpud.device.cpu.sm.quotas`.
 ``blocks``: its persistent blocks there; ``busy``: how many of them are in state `RUNS`.
 ``virtual_ns``: the time that these had, weighted, see `gpud.device.cpu.sm.fair_turns`.
 ``throttled``: whether its last turn was refused because the block is released."""

@@ -89,7 +89,7 @@ class CPULane:
         self._overdue: int | None = None  # a launch that was ended because of its timeout
         self._failures = 0  # of launches that have failed by themselves, and the latest of these
         self._failed: int | None = None
-        self.slices = 0
+        self.slices = self._quota = 0
         self.error: GpudError | None = None
         if exclusive:
             with scheduler.lock:
@@ -106,6 +106,13 @@ class CPULane:
             self._lending.resize(run, slices)
         elif run is not None:
             self._fit(run)
+
+    def limit(self, quota: int) -> None:
+        """Let it do no more work than so many slices can; 0: as much as it can."""
+        with self._scheduler.lock:
+            self._quota = quota
+            if self._run is not None:
+                self._run.limit(quota)
 
     @property
     def held(self) -> int:
@@ -331,6 +338,7 @@ class CPULane:
             self._exclusive,
             self,
         )
+        run.limit(self._quota)
         self._lending.has(run, self.slices)
         return run
 

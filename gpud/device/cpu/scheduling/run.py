@@ -33,12 +33,23 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.abi.records import LAUNCH, LAUNCH_BYTES, NONE, RUN, BlockState, ExitReason
+from gpud.device.cpu.abi.records import (
+    LAUNCH,
+    LAUNCH_BYTES,
+    NONE,
+    RUN,
+    RUN_BYTES,
+    SHARE,
+    SHARE_BYTES,
+    BlockState,
+    ExitReason,
+)
 from gpud.device.cpu.occupancy import SM_CAPACITY
 from gpud.device.cpu.scheduling.failure import failure_of, spinning_error
 from gpud.device.cpu.scheduling.findings import check_result
 from gpud.device.cpu.scheduling.persistent_block import STAYS, PersistentBlock, word_of
 from gpud.device.cpu.scheduling.sequence import CPUSequence
+from gpud.device.cpu.sm.quotas import WHOLE
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
 from gpud.device.printf import PrintfOutput
 from gpud.errors import GpudError
@@ -50,6 +61,7 @@ _CURRENT, _SLICES, _STOP, _KILL, _FIRST, _GRID_ID = (
 )
 _NEXT, _DONE = (LAUNCH[name][0] // 4 for name in ("next", "done"))
 _LAUNCH_WORDS = LAUNCH_BYTES // 4
+_RATE = SHARE["rate"][0] // 4
 _OCCUPANCY = LAUNCH["occupancy"][0] // 4
 _INDEX, _LAUNCH, _STATE, _REASON = map(word_of, ("index", "launch", "state", "reason"))
 _STILL, _SEEN = map(word_of, ("still_ns", "seen_ns"))
@@ -101,6 +113,7 @@ class CPURun:
         present: number of blocks on SMs.
         blocks_by_sm: how many of them each SM has.
         slices: slices allotted to it.
+        quota: slices whose work it may do at most; 0: as much as it can.
         error: what it failed with, or ``None``.
         over: whether it is over: no block is left, and none will start.
         cost: capacity that a block takes of its SM, in units of `SM_CAPACITY`.
@@ -117,8 +130,8 @@ class CPURun:
         "__weakref__", "_allotted", "_began_ns", "_ended", "_final", "_first_block_ns", "_launches",
         "_moving", "_records", "_released", "_released_ns", "_scheduler", "_words", "address",
         "blocks_by_sm", "cleared", "cost", "error", "exclusive", "kept", "layout", "number",
-        "on_left", "on_over", "over", "owner", "present", "printed", "priority", "release_ns",
-        "sequence", "slices", "taken",
+        "on_left", "on_over", "over", "owner", "present", "printed", "priority", "quota",
+        "release_ns", "sequence", "slices", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -138,7 +151,7 @@ class CPURun:
         self.priority = priority
         self.on_left = on_left
         self.on_over = on_over
-        self.slices = 0
+        self.slices = self.quota = 0
         self.kept: dict[int, PersistentBlock] = {}
         self.present = 0
         self.blocks_by_sm: dict[VirtualSM, int] = {}
@@ -181,6 +194,20 @@ class CPURun:
                 self._resize(max(0, slices - self.taken))
             self._scheduler.update([self])
         self._scheduler.notify_over()
+
+    def limit(self, quota: int) -> None:
+        """Let it do no more work than so many slices can; 0: as much as it can."""
+        with self._scheduler.lock:
+            if not self.over:
+                self.quota = quota
+                self._set_rates()
+
+    def _set_rates(self) -> None:
+        """Set its part of the time of each of its SMs: where it has most blocks it may do most."""
+        for sm, blocks in self.blocks_by_sm.items():
+            rate = self.quota * WHOLE * blocks // (self.layout.occupancy * self.present)
+            at = (RUN_BYTES + SHARE_BYTES * sm.index) // 4 + _RATE
+            self._words[at] = 0 if rate >= WHOLE or not self.quota else max(1, rate)
 
     def clear(self, sms: Collection[int]) -> None:
         """Vacate these SMs and keep off them; the blocks there leave and are replaced elsewhere.
@@ -472,6 +499,8 @@ class CPURun:
         self.kept[index] = block
         self.present += 1
         self.blocks_by_sm[sm] = self.blocks_by_sm.get(sm, 0) + 1
+        if self.quota:
+            self._set_rates()
 
     def block_left(self, block: PersistentBlock) -> None:
         """Record that a block has left its SM."""
@@ -480,6 +509,8 @@ class CPURun:
         self.blocks_by_sm[block.sm] -= 1
         if not self.blocks_by_sm[block.sm]:
             del self.blocks_by_sm[block.sm]
+        if self.quota:
+            self._set_rates()
         if block.index != NONE:
             del self.kept[block.index]
         else:

@@ -33,8 +33,9 @@ from gpud.device.cpu.abi.record_access import (
 from gpud.device.cpu.abi.records import NONE, SHARE, SM, SM_SHARES
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.next_block import CLOCK_THREAD_CPUTIME_ID
+from gpud.device.cpu.sm.quotas import pay
 
-__all__ = ["Turn", "define_is_ahead", "enter_sm", "leave_sm", "mark_busy"]
+__all__ = ["Turn", "define_is_ahead", "enter_sm", "leave_sm", "mark_busy", "start_over"]
 
 _SHORT_NS = 20_000
 """Turns below are measured by the monotonic clock: much longer than a system call takes, and much
@@ -85,27 +86,36 @@ def leave_sm(e: Emitter, sm: Record, share: Record) -> None:
 def mark_busy(e: Emitter, sm: Record, share: Record) -> None:
     """Count a block that has something to run from now on."""
     with e.when(compare(e, "eq", "i32", share.load("busy"), 0)):
-        now, mine = sm.load("virtual_ns"), share.load("virtual_ns")
-        late = compare(e, "ult", "i64", mine, now)
-        share.store("virtual_ns", e.value(f"select i1 {late}, i64 {now}, i64 {mine}"))
+        start_over(e, sm, share)
     add(e, share.at("busy"), 1)
+
+
+def start_over(e: Emitter, sm: Record, share: Record) -> None:
+    """Let a run that did not ask for turns not be paid for the past."""
+    now, mine = sm.load("virtual_ns"), share.load("virtual_ns")
+    late = compare(e, "ult", "i64", mine, now)
+    share.store("virtual_ns", e.value(f"select i1 {late}, i64 {now}, i64 {mine}"))
 
 
 class Turn:
     """A turn, from its construction to `end`.
 
-    It is measured in the thread's processor time if there are several runs: what the operating
-    system gave to other processes meanwhile is no work. In turns by the monotonic clock beside
-    busy processes, a run with 1/32 of an SM did up to a quarter more than that. But that clock
-    takes a system call, and the other none. So a turn that was short by the monotonic clock counts
-    as that long, and the others' processor time is read once: it is what the thread has had since
-    it was read last, less the short turns since then.
+    It is measured in the thread's processor time if there are several runs, or this one has a rate
+    (`gpud.device.cpu.sm.quotas`): what the operating system gave to other processes meanwhile is no
+    work. In turns by the monotonic clock beside busy processes, a run with 1/32 of an SM did up to
+    a quarter more than that. But that clock takes a system call, and the other none. So a turn that
+    was short by the monotonic clock counts as that long, and the others' processor time is read
+    once: it is what the thread has had since it was read last, less the short turns since then.
     """
 
-    def __init__(self, e: Emitter, sm: Record) -> None:
+    def __init__(self, e: Emitter, sm: Record, share: Record) -> None:
         self.emitter = e
         self._sm = sm
-        self._several = compare(e, "ne", "i32", sm.load("shares"), 1)
+        self._share = share
+        self._rate = share.load("rate", "monotonic")
+        self._limited = compare(e, "ne", "i32", self._rate, 0)
+        several = compare(e, "ne", "i32", sm.load("shares"), 1)
+        self._several = e.value(f"or i1 {several}, {self._limited}")
         self._took = e.alloca("i64", "took")
         self._began = e.value("call i64 @now()")
 
@@ -136,8 +146,10 @@ class Turn:
         return load(self.emitter, "i64", self._took)
 
     def charge(self, block_record: Record) -> None:
-        """Add it to the virtual time of the block's run, if others are on the SM."""
+        """Have the block's run pay for it, and add it to its virtual time beside others."""
         e, sm = self.emitter, self._sm
+        with e.when(self._limited):
+            pay(e, self._share, self._rate, self._began, self.took())
         kept = compare(e, "ne", "i32", block_record.load("index", "monotonic"), NONE)
         with e.when(e.value(f"and i1 {self._several}, {kept}")):
             share = share_of(e, block_record)

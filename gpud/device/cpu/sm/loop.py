@@ -19,7 +19,8 @@ At most one block of a run is in the kernel on an SM, unless that block polls: a
 of a task block holds a claim that it must keep, and an OS thread is no faster with several. So a
 released block leaves within one task block, mostly at once.
 
-Runs on one SM get turns in proportion to their slices there: `gpud.device.cpu.sm.fair_turns`.
+Runs on one SM get turns in proportion to their slices there: `gpud.device.cpu.sm.fair_turns`; those
+with a quota no more than that allows: `gpud.device.cpu.sm.quotas`.
 Until a released block leaves, it is throttled (`gpud.device.cpu.sm.throttling`). For an SM without
 work see `gpud.device.cpu.sm.idle`, for blocks that spin in vain `gpud.device.cpu.sm.stillness`.
 
@@ -71,12 +72,20 @@ from gpud.device.cpu.abi.records import (
 )
 from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.fair_turns import Turn, define_is_ahead, enter_sm, leave_sm, mark_busy
+from gpud.device.cpu.sm.fair_turns import (
+    Turn,
+    define_is_ahead,
+    enter_sm,
+    leave_sm,
+    mark_busy,
+    start_over,
+)
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
 from gpud.device.cpu.sm.lane_launches import define_lane_launches
 from gpud.device.cpu.sm.lane_sleep import define_wait_for_records
 from gpud.device.cpu.sm.lane_take_back import define_take_back
 from gpud.device.cpu.sm.next_block import LEAVE, PARK, START, define_next_block
+from gpud.device.cpu.sm.quotas import define_is_paused
 from gpud.device.cpu.sm.stillness import define_watch
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
 
@@ -124,6 +133,7 @@ def native_loop() -> NativeLoop:
     ir.declare("declare i32 @sched_yield()")
     ir.declare("declare i64 @syscall(i64, ...)")
     ir.metadata("!0", "!0 = !{}")
+    define_is_paused(ir)
     define_next_block(ir)
     define_take_back(ir)
     define_wait_for_records(ir)
@@ -193,6 +203,7 @@ def _define_loop(ir: IRModule) -> None:
             e.jump(again)
         share = share_of(e, block_record)
         kept, several, ahead = e.label("kept"), e.label("several"), e.label("ahead")
+        limited, paused, free = e.label("limited"), e.label("paused"), e.label("free")
         throttled = e.label("throttled")
         index = block_record.load("index", "monotonic")
         e.branch(compare(e, "eq", "i32", index, NONE), released, kept)
@@ -203,6 +214,13 @@ def _define_loop(ir: IRModule) -> None:
         share.store("throttled", 1)
         e.jump(again)
         e.place(kept)
+        e.branch(compare(e, "eq", "i32", share.load("rate", "monotonic"), 0), free, limited)
+        e.place(limited)
+        e.branch(e.value(f"call i1 @is_paused(ptr {block})"), paused, free)
+        e.place(paused)
+        start_over(e, sm, share)
+        e.jump(throttled)
+        e.place(free)
         e.branch(compare(e, "eq", "i32", sm.load("shares"), 1), step, several)
         e.place(several)
         e.branch(e.value(f"call i1 @is_ahead(ptr %sm, ptr {share.pointer})"), ahead, step)
@@ -303,7 +321,7 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str, pa
 
     share = share_of(e, block_record)
     share.store("throttled", 0)
-    turn = Turn(e, sm)
+    turn = Turn(e, sm, share)
     result = e.value(f"call i32 @step(ptr {block})")
     turn.end()
     turn.charge(block_record)

@@ -84,6 +84,8 @@ def _define_next_block(ir: IRModule) -> None:
         e.end(f"ret i32 {e.value('call i32 @next_lane_block(ptr %b, i1 %ended)')}")
     with e.when("%ended"):
         _count_and_publish(e, block_record, run)
+    with e.when(e.value("call i1 @is_paused(ptr %b)")):
+        e.end(f"ret i32 {WAIT}")
     with e.loop() as (again, _):
         wait, leave = e.label("wait"), e.label("leave")
         current = run.load("current", "acquire")

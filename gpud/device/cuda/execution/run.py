@@ -89,6 +89,9 @@ class CUDARun:
 
     # -- the interface
 
+    def limit(self, quota: int) -> None:
+        """Do nothing: a GPU's blocks run side by side, and a quota is how many there are."""
+
     def resize(self, slices: int) -> None:
         """Set the number of slices; returns at once.
 

@@ -76,6 +76,9 @@ class CUDALane(LaneWork):
         if fewer:
             self._tell_left()
 
+    def limit(self, quota: int) -> None:
+        """Do nothing: a GPU's blocks run side by side, and a quota is how many there are."""
+
     @property
     def held(self) -> int:
         """Slices that it may use, or that its blocks still hold."""
