@@ -15,7 +15,7 @@ PRINTS = f'extern "C" __global__ void k(int* p) {{ printf("{"%.0d" * 16000}", 0)
 PRINTS_OFTEN = 'extern "C" __global__ void k(int* p) { %s }' % ('printf("%.0d%%", p[0]);' * 300)
 SHORT_LOOPS = (
     'extern "C" __global__ void k(int* p) { unsigned x = p[threadIdx.x];'
-    + "\n#pragma unroll 1\nfor (int i = 0; i < 700; i++) x = x * 1664525u + (x >> 3) + i;" * 60
+    + "\n#pragma unroll 1\nfor (int i = 0; i < 1000; i++) x = x * 1664525u + (x >> 3) + i;" * 100
     + "p[threadIdx.x] = x; }"
 )
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"

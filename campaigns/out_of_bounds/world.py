@@ -23,7 +23,7 @@ from campaigns.out_of_bounds.kernels import SLOT_BYTES
 PAGE = 4096
 THREADS, BLOCKS = 128, 4
 """At most, of a block and of a grid."""
-ARENA_BYTES = 1 << 20
+ARENA_BYTES = 1 << 26
 SECRET_BYTES = 256 * 1024
 TIMEOUT_S = 60.0
 

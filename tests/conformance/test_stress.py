@@ -100,6 +100,7 @@ def test_a_mutant_makes_it_fail(fault: str, device: CPUDevice) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.timeout(500)  # it compiles all of them, on however busy a machine
 def test_the_campaign_runs_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     with unoptimised():
         assert campaign(["resizes", "--short"]) == 0

@@ -358,12 +358,16 @@ def test_jobs_that_wait_when_a_host_is_lost_do_not_compute_on_what_is_left(
     never, x = gpu.zeros(1, np.int32), gpu.array(ints())
     running = kernel(gpu, "forever").submit(grid=2, block=32, args=(never,), reservation=2)
     until(running.running)
-    waiting = add(gpu, x, 1)  # on the same stream
+    behind = add(gpu, x, 1)  # on the same stream
+    waiting = add(gpu, x, 1, stream=gpu.stream())  # for room
     served.kill_host()
     with pytest.raises(gc.DeviceLost):
         running.result(timeout=TIMEOUT_S)
     with pytest.raises(gc.DeviceLost, match="could have used"):
         waiting.result(timeout=TIMEOUT_S)
+    with pytest.raises(gc.PredecessorFailed) as raised:
+        behind.result(timeout=TIMEOUT_S)
+    assert isinstance(raised.value.__cause__, gc.DeviceLost)
     del never
     x.set(ints(3))
     assert np.array_equal(add_and_get(gpu, x, 1), ints(4))

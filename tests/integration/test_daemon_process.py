@@ -114,7 +114,9 @@ def test_a_signal_drains(daemon: Process, monkeypatch: pytest.MonkeyPatch) -> No
         daemon.notified("STOPPING=1")
         client.submit(spin, client.arena.base, 1)
         assert client.expect(wm.Finished).error["code"] == "draining"
-        with pytest.raises(ConnectionLost, match=rf"\(pid {process.pid}\) is ending"):
+        with pytest.raises(
+            ConnectionLost, match=rf"\(pid {process.pid}\) takes no connections: it is ending"
+        ):
             connect_socket(daemon.path)
         with MinimalClient(str(daemon.path)) as asks:
             assert asks.query("status")["draining"]
@@ -230,7 +232,8 @@ def test_what_the_front_does_not_load(daemon: Process) -> None:
 def test_a_socket_that_was_removed_is_there_again(daemon: Process) -> None:
     daemon.serve(device="cpu:1")
     daemon.path.unlink()
-    until(daemon.path.exists)
+    # The file is there a moment before somebody listens.
+    until(lambda: daemon.path.exists() and "it is there again" in daemon.log.read_text())
     assert daemon.client().ask(lambda r: wm.Query(r, "status"), wm.Answer).value["devices"]
     assert "was removed; it is there again" in daemon.log.read_text()
 
