@@ -378,7 +378,9 @@ class CPULane:
         behind = None
         if lane["skipped"]:
             state, progress, output = "cancelled", (0, progress[1]), b""
-            if not (number in self._skips or lane.flags & 1):
+            # A cancellation that came as it began may be in `_skips` no more.
+            told = number in self._skips or not lane["broken"]
+            if not (told or lane.flags & 1):
                 state, behind = "failed", self._failed
         elif was_open and error is None and self._overdue == number:
             state, error = "failed", JobTimeout(lane["limit_ms"] * 1_000_000)
