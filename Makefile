@@ -60,7 +60,7 @@ $(STAMP): pyproject.toml constraints.txt
 		     echo "$(PYTHON) can make no virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; \
 		     exit 1; }; fi
 	@echo "installing gpud and its dependencies into $(VENV) (the first time takes a minute or two)"
-	@$(PIP) hatchling editables msgpack 'nvidia-cuda-runtime==13.0.*' \
+	@$(PIP) hatchling editables msgpack 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-runtime==13.0.*' \
 		$$(command -v cc >/dev/null || echo ziglang) # for the CUDA driver library
 	@$(PIP) --no-build-isolation --editable '.[daemon,demo,dev]'
 	@printf '%s\n' '$(CURDIR)' > $(STAMP)
