@@ -195,7 +195,7 @@ def test_items_wait_for_a_node_and_fail_when_none_comes(cluster: LocalCluster) -
 
     ray.get(find_head().configure.remote(replace(SETTINGS, place_wait_s=0.5)))
     try:
-        with pytest.raises(gpud_ray.ItemFailed, match="node nowhere has not reported"):
+        with pytest.raises(gpud_ray.ItemFailed, match="node nowhere, which has not reported"):
             ray.get(gpud_ray.submit(item(0), on="nowhere"), timeout=30)
     finally:
         ray.get(find_head().configure.remote(SETTINGS))

@@ -77,8 +77,9 @@ def test_a_machine_becomes_a_node_runs_items_and_is_taken_out(
     down = gpud_ray("down")
     assert down.returncode == 0, down.stderr
     assert "no node" in down.stdout
-    for command in ("down", "status"):
-        gone = gpud_ray(command)
+    # Without an address another test's cluster would be found.
+    for command in (("down",), ("status", "--address", f"127.0.0.1:{port}")):
+        gone = gpud_ray(*command)
         assert gone.returncode == 3
         assert "gpud-ray up" in gone.stderr
 
