@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite.case import Form
 from tests.conformance.work_shares import SLICES, errors, errors_alone
+
+TRIES = 3
+"""SM threads are nice: what else runs on the machine may take an SM's core in one measurement."""
+
+
+def holds(measure: Callable[[], Sequence[float]], most: float) -> None:
+    """Measure until no error is above ``most``; fail if one was in each try."""
+    found = []
+    for _ in range(TRIES):
+        found.append(measure())
+        if max(map(abs, found[-1])) <= most:
+            return
+    pytest.fail(f"errors over {most} in each of {TRIES} tries: {found}")
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
@@ -23,8 +38,7 @@ from tests.conformance.work_shares import SLICES, errors, errors_alone
 def test_work_follows_shares(sms: int, slices: tuple[int, ...], rounds: int, form: Form) -> None:
     assert sum(slices) == sms * SLICES
     with CPUDevice(sms) as device:
-        parts = errors(device, slices, form, rounds)
-    assert max(map(abs, parts)) <= 0.05, parts
+        holds(lambda: errors(device, slices, form, rounds), 0.05)
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
@@ -41,8 +55,7 @@ def test_work_of_a_job_alone_follows_its_quota(
     sms: int, quotas: tuple[int, ...], form: Form
 ) -> None:
     with CPUDevice(sms) as device:
-        parts = errors_alone(device, quotas, form, 2_000, spread=sms > 1)
-    assert max(map(abs, parts)) <= 0.1, parts
+        holds(lambda: errors_alone(device, quotas, form, 2_000, spread=sms > 1), 0.1)
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
@@ -59,5 +72,4 @@ def test_work_beside_others_follows_quotas(
     sms: int, quotas: tuple[int, ...], rounds: int, form: Form
 ) -> None:
     with CPUDevice(sms) as device:
-        parts = errors(device, quotas, form, rounds, quotas=True)
-    assert max(map(abs, parts)) <= 0.1, parts
+        holds(lambda: errors(device, quotas, form, rounds, quotas=True), 0.1)
