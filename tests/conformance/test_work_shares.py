@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import pytest
 
@@ -10,18 +11,16 @@ from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite.case import Form
 from tests.conformance.work_shares import SLICES, errors, errors_alone
 
-TRIES = 3
-"""SM threads are nice: what else runs on the machine may take an SM's core in one measurement."""
-
 
 def holds(measure: Callable[[], Sequence[float]], most: float) -> None:
-    """Measure until no error is above ``most``; fail if one was in each try."""
-    found = []
-    for _ in range(TRIES):
-        found.append(measure())
-        if max(map(abs, found[-1])) <= most:
-            return
-    pytest.fail(f"errors over {most} in each of {TRIES} tries: {found}")
+    """Fail if the worst error is above ``most``, and also in the median with two more measurements.
+
+    SM threads are nice: what else runs on the machine may take an SM's core in one of them.
+    """
+    worst = [max(map(abs, measure()))]
+    if worst[0] > most:
+        worst += [max(map(abs, measure())) for _ in range(2)]
+    assert median(worst) <= most, worst
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
